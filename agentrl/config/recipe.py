@@ -36,6 +36,7 @@ __all__ = [
     "ScheduleRecipe",
     "TaskSource",
     "TasksRecipe",
+    "TokenizerTraining",
     "WarmStartRecipe",
     "WeightsRecipe",
 ]
@@ -105,12 +106,22 @@ class Architecture(Section):
     """`mimetic`: attention starts where trained transformers end up (Trockman & Kolter 2023)."""
 
 
+class TokenizerTraining(Section):
+    """A byte-level BPE with Qwen's pre-tokenizer, control tokens and chat template, trained on the spot."""
+
+    corpus: str
+    """JSONL: every string of every row is text."""
+    vocab_size: Positive = 2048
+
+
 class ModelRecipe(Section):
     """The policy: a Hugging Face directory or hub name, or an architecture with random weights."""
 
     path: str | None = None
     tokenizer: str | None = None
     """Directory or hub name; by default the model's own."""
+    train_tokenizer: TokenizerTraining | None = None
+    """Make the tokenizer on the spot instead."""
     architecture: Architecture | None = None
     """With `path`: used by `--smoke` only. Without: the model is made from it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -119,8 +130,8 @@ class ModelRecipe(Section):
 
     @model_validator(mode="after")
     def _something(self) -> ModelRecipe:
-        if self.path is None and (self.architecture is None or self.tokenizer is None):
-            raise ValueError("give model.path, or model.architecture together with model.tokenizer")
+        if self.path is None and (self.architecture is None or (self.tokenizer or self.train_tokenizer) is None):
+            raise ValueError("give model.path, or model.architecture together with model.tokenizer or model.train_tokenizer")
         return self
 
 
