@@ -1,0 +1,131 @@
+"""The local launcher: plain subprocesses of this machine. For tests, debugging, and machines without Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from agentrl.errors import Failure, ProcessDied
+from agentrl.system.child import READY_FD
+from agentrl.system.process import Exit, ProcessSpec
+
+__all__ = ["LocalLauncher", "LocalProcess"]
+
+
+class LocalLauncher:
+    """Starts `python -m agentrl.system.child` per process. Use it from the main thread: children die with the thread that started them."""
+
+    def __init__(self, *, python_path: str = "") -> None:
+        self._environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
+        self._started: list[LocalProcess] = []
+
+    async def __aenter__(self) -> LocalLauncher:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with trio.CancelScope(shield=True):
+            for process in self._started:
+                process.kill()
+            for process in self._started:
+                await process.wait()
+
+    async def start(self, spec: ProcessSpec) -> LocalProcess:
+        """Start a child; its output goes to `spec.log`."""
+        receive, send = os.pipe()
+        popen = subprocess.Popen(  # noqa: ASYNC220  from this very thread: the child dies with the thread that started it
+            [sys.executable, "-m", "agentrl.system.child"],
+            stdin=subprocess.PIPE,
+            pass_fds=(send,),
+            env=self._environment | {READY_FD: str(send)},
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+        )
+        os.close(send)
+        assert popen.stdin is not None
+        with popen.stdin:
+            popen.stdin.write(json.dumps({"spec": spec.to_json(), "parent": os.getpid()}).encode() + b"\n")
+        process = LocalProcess(spec=spec, popen=popen, messages=_Lines(trio.lowlevel.FdStream(receive)))
+        self._started.append(process)
+        return process
+
+
+@dataclass
+class LocalProcess:
+    """A child process."""
+
+    spec: ProcessSpec
+    popen: subprocess.Popen[bytes]
+    messages: _Lines
+    failure: Failure | None = None
+    _end: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self.popen.pid
+
+    async def ready(self) -> dict[str, Any]:
+        """What the child says when it can be used."""
+        message = await self.messages.next()
+        if message is not None and "ready" in message:
+            ready: dict[str, Any] = message["ready"]
+            return ready
+        self._note(message)
+        raise ProcessDied(f"{self.spec.name} (pid {self.pid}) ended before it was ready: {await self.wait()}. Log: {self.spec.log}")
+
+    async def wait(self) -> Exit:
+        """Wait for the child's end."""
+        async with self._end:
+            while self.popen.poll() is None:
+                descriptor = os.pidfd_open(self.popen.pid)
+                try:
+                    await trio.lowlevel.wait_readable(descriptor)
+                finally:
+                    os.close(descriptor)
+            while (message := await self.messages.next()) is not None:
+                self._note(message)
+        return Exit(code=self.popen.returncode, failure=self.failure)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            with trio.move_on_after(grace_s):
+                await self.wait()
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+
+    def _note(self, message: dict[str, Any] | None) -> None:
+        if message is not None and "failure" in message:
+            self.failure = Failure(**message["failure"])
+
+
+class _Lines:
+    """JSON lines from a pipe; None at its end."""
+
+    def __init__(self, stream: trio.lowlevel.FdStream) -> None:
+        self._stream, self._buffer = stream, b""
+
+    async def next(self) -> dict[str, Any] | None:
+        while b"\n" not in self._buffer:
+            try:
+                chunk = await self._stream.receive_some()
+            except trio.ClosedResourceError:
+                return None
+            if not chunk:
+                await self._stream.aclose()
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message

@@ -1,0 +1,217 @@
+"""The Ray launcher: every process of a run is one actor, on one machine or on a cluster.
+
+Ray starts, places and ends processes; it restarts nothing (max_restarts=0, max_task_retries=0): the supervisor decides. No trajectory
+passes through Ray's object store. The actor is a shell round the role's program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import trio
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentrl.config.recipe import Recipe
+from agentrl.errors import Failure, ProcessDied
+from agentrl.system.process import Exit, ProcessSpec, StopSignal
+
+__all__ = ["RayLauncher", "RayProcess"]
+
+_PLACEMENT_DEADLINE_S = 600.0  # a cluster's autoscaler may have to start machines first
+_CONCURRENT_CALLS = 4  # run + ready + stop, and one to spare
+
+
+class RayLauncher:
+    """Starts actors in a private Ray on this machine, or in the cluster at `recipe.run.ray_address`."""
+
+    def __init__(self, recipe: Recipe, *, python_path: str = "") -> None:
+        self._recipe, self._python_path = recipe, python_path
+        self._group: Any = None
+        self._bundles: dict[str, int] = {}
+        self._attached = False
+
+    async def __aenter__(self) -> RayLauncher:
+        await trio.to_thread.run_sync(self._open)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._close)
+
+    async def start(self, spec: ProcessSpec) -> RayProcess:
+        """Create the actor and start its program."""
+        options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "name": f"{self._recipe.name}-{spec.name}-{spec.incarnation}"}
+        if spec.name in self._bundles:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[spec.name])
+        actor = RoleActor.options(**options).remote()
+        return RayProcess(spec=spec, actor=actor, running=actor.run.remote(spec.to_json()))
+
+    def _open(self) -> None:
+        self._attached = ray.is_initialized()
+        if not self._attached:
+            _quiet()
+            environment = {"env_vars": {"PYTHONPATH": self._python_path}} if self._python_path else {}
+            resources = {} if self._recipe.run.ray_address else {"num_cpus": max(os.cpu_count() or 1, _booked_cpus(self._recipe))}
+            ray.init(
+                address=self._recipe.run.ray_address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=environment or None,
+                **resources,
+            )
+        self._place()
+
+    def _place(self) -> None:
+        """Book what the recipe asks for, all or nothing, so that half a run never holds a cluster."""
+        bundles: list[dict[str, float]] = []
+        for name, resources in _bundles(self._recipe):
+            self._bundles[name] = len(bundles)
+            bundles.append(resources)
+        if not bundles:
+            return
+        self._group = placement_group(bundles, strategy=self._recipe.resources.placement.upper())
+        if not self._group.wait(_PLACEMENT_DEADLINE_S):
+            raise ProcessDied(f"Ray could not place {bundles} within {_PLACEMENT_DEADLINE_S:.0f} s; the cluster has {ray.cluster_resources()}")
+
+    def _close(self) -> None:
+        if self._group is not None:
+            remove_placement_group(self._group)
+        if not self._attached:
+            ray.shutdown()
+
+
+def _bundles(recipe: Recipe) -> list[tuple[str, dict[str, float]]]:
+    """One bundle per process that books anything."""
+    resources = recipe.resources
+    wanted = [(f"engine-{i}", resources.engine_cpus, resources.engine_gpus) for i in range(recipe.engine.replicas)]
+    wanted += [(f"learner-{i}", resources.learner_cpus, resources.learner_gpus) for i in range(recipe.learner.ranks)]
+    wanted += [(f"worker-{i}", resources.worker_cpus, 0.0) for i in range(recipe.rollout.workers)]
+    return [(name, {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}) for name, cpus, gpus in wanted if cpus or gpus]
+
+
+def _booked_cpus(recipe: Recipe) -> int:
+    return int(sum(bundle.get("CPU", 0.0) for _, bundle in _bundles(recipe))) + 1
+
+
+def _quiet() -> None:
+    """A private Ray says nothing on the terminal and reports nothing to anybody."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=_CONCURRENT_CALLS)
+class RoleActor:
+    """The shell: `run` is the program, `ready` its first word, `stop` the switch."""
+
+    def __init__(self) -> None:
+        self._stop, self._said = StopSignal(), threading.Event()
+        self._info: dict[str, Any] = {}
+
+    def run(self, spec: dict[str, Any]) -> dict[str, Any] | None:
+        from agentrl.system.child import redirect_output, run_role
+
+        parsed = ProcessSpec.from_json(spec)
+        redirect_output(parsed)
+        try:
+            run_role(parsed, self._tell, self._stop)
+        except Exception as error:  # the blast-radius line of an actor: told to the driver as a plain record
+            logging.getLogger("agentrl").exception("%s failed", parsed.name)
+            failure = Failure.of(error)
+            return {"kind": failure.kind, "message": failure.message, "trace": failure.trace}
+        return None
+
+    def ready(self) -> dict[str, Any]:
+        self._said.wait()
+        return self._info
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _tell(self, info: dict[str, Any]) -> None:
+        self._info = info | {"pid": os.getpid()}
+        self._said.set()
+
+
+@dataclass
+class RayProcess:
+    """A process that is an actor."""
+
+    spec: ProcessSpec
+    actor: Any
+    running: Any  # the reference of run()
+    pid: int | None = None
+
+    async def ready(self) -> dict[str, Any]:
+        """What the program says when it can be used."""
+        said = self.actor.ready.remote()
+        first = await _first_of(said, self.running)
+        if first is not said:
+            raise ProcessDied(f"{self.spec.name} ended before it was ready: {await self.wait()}. Log: {self.spec.log}")
+        info: dict[str, Any] = await _result(said)
+        self.pid = info["pid"]
+        return info
+
+    async def wait(self) -> Exit:
+        """Wait for the program's end."""
+        try:
+            failure = await _result(self.running)
+        except ray.exceptions.RayError as error:
+            return Exit(failure=Failure(kind=type(error).__name__, message=_first_line(error)))
+        return Exit(failure=Failure(**failure) if failure else None)
+
+    async def stop(self, grace_s: float) -> None:
+        """Set the program's switch; kill the actor after `grace_s`."""
+        self.actor.stop.remote()
+        with trio.move_on_after(grace_s):
+            await self.wait()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        ray.kill(self.actor, no_restart=True)
+
+
+async def _first_of(*references: Any) -> Any:
+    """The first of the references that is done."""
+    done: list[Any] = []
+    async with trio.open_nursery() as nursery:
+
+        async def one(reference: Any) -> None:
+            await _done(reference)
+            done.append(reference)
+            nursery.cancel_scope.cancel()
+
+        for reference in references:
+            nursery.start_soon(one, reference)
+    return done[0]
+
+
+async def _result(reference: Any) -> Any:
+    await _done(reference)
+    return await trio.to_thread.run_sync(ray.get, reference)
+
+
+async def _done(reference: Any) -> None:
+    """Wait for a reference without a thread: its future wakes this task."""
+    event, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def wake(_: Any) -> None:
+        try:
+            token.run_sync_soon(event.set)
+        except trio.RunFinishedError:
+            logging.getLogger(__name__).debug("an actor ended after the driver's loop had")
+
+    reference.future().add_done_callback(wake)
+    await event.wait()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
