@@ -1,0 +1,421 @@
+"""The engine protocol: what training needs of SGLang's native HTTP API, typed, and its client.
+
+An engine is a server that generates tokens: SGLang, or the embedded engine, which serves the same calls. Token ids go in, ids with
+log-probs and weight-version spans come out; text is only ever looked at.
+
+Errors: an answer of 4xx is a mistake of ours (`EngineRefused`, never tried again); no answer within the deadline, a broken connection or
+5xx is `EngineUnavailable`; an answer that contradicts itself is an `EngineError`. Every call has a total deadline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from agentrl.errors import EngineError, EngineRefused, EngineUnavailable
+from retriever.transport import trio_client
+
+__all__ = [
+    "EngineClient",
+    "EngineLoad",
+    "Finish",
+    "GenerateReply",
+    "GenerateRequest",
+    "ModelInfo",
+    "PauseMode",
+    "ServerInfo",
+    "WeightBucket",
+    "WeightSpan",
+    "WeightsChecksum",
+]
+
+CONTROL_DEADLINE_S = 10.0
+GENERATE_DEADLINE_S = 120.0  # weight updates included: a paused engine keeps requests open
+UPDATE_DEADLINE_S = 60.0
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024  # a million tokens with log-probs is a tenth of it
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One completion to be sampled."""
+
+    rid: str  # unique among the requests in flight; names it for `abort`
+    input_ids: Sequence[int] | npt.NDArray[np.int32]
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    stop: tuple[str, ...] = ()
+    sampling_seed: int | None = None  # of the turn: see agentrl.seeds
+    position: int = 0  # in the turn, of the first token asked for: above 0 where half a turn is resubmitted
+    extra_key: str | None = None  # a namespace of the prefix cache
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of `POST /generate`."""
+        sampling: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "stop": list(self.stop),
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "custom_params": {"position": self.position},
+        }
+        if self.sampling_seed is not None:
+            sampling["sampling_seed"] = self.sampling_seed
+        ids = self.input_ids.tolist() if isinstance(self.input_ids, np.ndarray) else list(self.input_ids)
+        body = {"rid": self.rid, "input_ids": ids, "sampling_params": sampling, "return_logprob": True, "stream": False}
+        return body if self.extra_key is None else body | {"extra_key": self.extra_key}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSpan:
+    """Tokens [start, end) of a reply were written by `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """Why a completion ended: `stop` (a stop string or, as an integer, a stop token matched), `length`, or `abort` (tokens are partial)."""
+
+    kind: Literal["stop", "length", "abort"]
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateReply:
+    """What an engine wrote. Tokens are whole: those of a stop string, and what its last token carries beyond it, included."""
+
+    text: str  # for eyes: nothing is ever tokenised from it
+    output_ids: npt.NDArray[np.int32]  # [C]
+    logprobs: npt.NDArray[np.float32]  # [C], of log_softmax(logits / T)
+    spans: tuple[WeightSpan, ...]  # cover [0, C) in order
+    finish: Finish
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @classmethod
+    def parse(cls, value: Any) -> GenerateReply:
+        """The reply of `POST /generate`'s JSON.
+
+        Raises:
+            EngineError: a field is missing, ids and log-probs differ in number, spans leave tokens out, or a version is no integer.
+        """
+        try:
+            meta = value["meta_info"]
+            ids = np.array(value["output_ids"], dtype=np.int32)
+            logprobs = np.array([entry[0] for entry in meta.get("output_token_logprobs", ())], dtype=np.float32)
+            finish = meta["finish_reason"]
+            reply = cls(
+                text=value.get("text", ""),
+                output_ids=ids,
+                logprobs=logprobs,
+                spans=_spans(meta, len(ids)),
+                finish=Finish(kind=finish["type"], matched=finish.get("matched")),
+                prompt_tokens=meta.get("prompt_tokens", 0),
+                cached_tokens=meta.get("cached_tokens", 0),
+            )
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise EngineError(f"not a reply of /generate ({error!r}): {str(value)[:300]}") from error
+        reply._check()
+        return reply
+
+    def _check(self) -> None:
+        if len(self.output_ids) != len(self.logprobs):
+            raise EngineError(f"an engine answered {len(self.output_ids)} tokens with {len(self.logprobs)} log-probs: expected one each")
+        if not np.isfinite(self.logprobs).all():
+            raise EngineError("an engine answered a log-prob that is not finite")
+        if self.finish.kind not in ("stop", "length", "abort"):
+            raise EngineError(f"an engine answered the finish reason {self.finish.kind!r}: expected stop, length or abort")
+        ends = [0, *(span.end for span in self.spans)]
+        if [span.start for span in self.spans] != ends[:-1] or ends[-1] != len(self.output_ids):
+            raise EngineError(f"weight_versions {self.spans} do not cover the {len(self.output_ids)} tokens they came with")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBucket:
+    """Tensors sent as one flat buffer of bytes, in this order. One dtype per bucket."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]  # "bfloat16", "float32": without "torch."
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsChecksum:
+    """Checksums of the weights an engine holds, as hex: compared between engines, and with what was sent where the algorithm is ours."""
+
+    engine: str
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """`GET /model_info`. `version` is None where the engine's weights have a name that is not one of ours."""
+
+    version: int | None
+    model_path: str
+    raw: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerInfo:
+    """`GET /server_info`. With `staged_update`, weights are taken in while the engine generates."""
+
+    version: str
+    staged_update: bool
+    raw: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """Requests an engine runs and holds waiting."""
+
+    running: int
+    waiting: int
+
+
+class EngineClient:
+    """One engine over HTTP, for use under trio. `async with` closes its connections.
+
+    Args:
+        index: the engine's number in the run.
+        vocab_size: token ids at or above it are refused here: one of them ends a whole SGLang server. None: not checked.
+        max_connections: requests in flight; more wait for their turn (and their deadline runs).
+        transport: used instead of the network, e.g. a fake's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        index: int = 0,
+        *,
+        vocab_size: int | None = None,
+        max_connections: int = 1024,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.index = index
+        self.vocab_size = vocab_size
+        self._http = trio_client(max_connections=max_connections, max_response_bytes=MAX_RESPONSE_BYTES, transport=transport)
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    def __repr__(self) -> str:
+        return f"engine {self.index} ({self.url})"
+
+    async def generate(self, request: GenerateRequest, *, deadline_s: float = GENERATE_DEADLINE_S) -> GenerateReply:
+        """Sample one completion. Waits through pauses of the engine."""
+        self._check_ids(request.input_ids)
+        return GenerateReply.parse(await self._json("POST", "/generate", request.body(), deadline_s))
+
+    async def abort(self, rid: str, *, deadline_s: float = 2.0) -> None:
+        """End the request `rid`; its caller gets what there is. An unknown rid is no error."""
+        await self._call("POST", "/abort_request", {"rid": rid}, deadline_s)
+
+    async def abort_all(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """End all requests."""
+        await self._call("POST", "/abort_request", {"abort_all": True}, deadline_s)
+
+    async def pause(self, mode: PauseMode = "retract", *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Stop generating. `retract` keeps requests open and drops their KV; `abort` answers them with what there is."""
+        await self._call("POST", "/pause_generation", {"mode": mode}, deadline_s)
+
+    async def continue_(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Go on generating; harmless where nothing is paused."""
+        await self._call("POST", "/continue_generation", {}, deadline_s)
+
+    async def flush_cache(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Drop every cached prefix. Refused while requests run."""
+        await self._call("POST", "/flush_cache", None, deadline_s)
+
+    async def init_group(
+        self,
+        *,
+        address: str,
+        port: int,
+        rank_offset: int,
+        world_size: int,
+        group: str,
+        backend: str,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> None:
+        """Join the process group that weights are broadcast over. Answers when rank 0 has joined too."""
+        if not group:
+            raise EngineRefused("a weight-update group needs a name: an empty one ends an SGLang server")
+        body = {"master_address": address, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
+        await self._update("/init_weights_update_group", body | {"group_name": group, "backend": backend}, deadline_s)
+
+    async def destroy_group(self, group: str, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Leave a group. One that does not exist is refused."""
+        await self._update("/destroy_weights_update_group", {"group_name": group}, deadline_s)
+
+    async def begin_update(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Open an update session. Refused while one is open."""
+        await self._update("/begin_weight_update", {}, deadline_s)
+
+    async def update_from_distributed(
+        self,
+        bucket: WeightBucket,
+        *,
+        group: str,
+        version: int | None = None,
+        flush_cache: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> None:
+        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version."""
+        body: dict[str, Any] = {
+            "names": list(bucket.names),
+            "dtypes": list(bucket.dtypes),
+            "shapes": [list(shape) for shape in bucket.shapes],
+            "group_name": group,
+            "flush_cache": flush_cache,
+            "abort_all_requests": False,
+            "load_format": "flattened_bucket",
+        }
+        await self._update("/update_weights_from_distributed", body | _named(version), deadline_s)
+
+    async def end_update(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Close the update session; an engine with staged updates commits here."""
+        await self._update("/end_weight_update", {}, deadline_s)
+
+    async def update_from_disk(
+        self, model_path: str, *, version: int | None, flush_cache: bool = True, deadline_s: float = UPDATE_DEADLINE_S
+    ) -> None:
+        """Load weights from a Hugging Face directory that the engine can read."""
+        body = {"model_path": model_path, "flush_cache": flush_cache, "abort_all_requests": False}
+        await self._update("/update_weights_from_disk", body | _named(version), deadline_s)
+
+    async def weights_checksum(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> WeightsChecksum:
+        """Checksums of the weights the engine holds."""
+        value = await self._json("POST", "/weights_checker", {"action": "checksum"}, deadline_s)
+        try:
+            return WeightsChecksum(engine=str(value["per_engine_checksum"]), tensors=dict(value["ranks"][0]["checksums"]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{self} answered no checksums: {str(value)[:300]}") from error
+
+    async def model_info(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> ModelInfo:
+        """The model and the version of its weights, as they are now."""
+        value = _mapping(await self._json("GET", "/model_info", None, deadline_s))
+        name = str(value.get("weight_version", ""))
+        return ModelInfo(version=int(name) if name.isdecimal() else None, model_path=str(value.get("model_path", "")), raw=value)
+
+    async def server_info(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> ServerInfo:
+        """The server's launch arguments and abilities."""
+        value = _mapping(await self._json("GET", "/server_info", None, deadline_s))
+        return ServerInfo(version=str(value.get("version", "")), staged_update=value.get("staged_update") is True, raw=value)
+
+    async def loads(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> EngineLoad:
+        """How busy the engine is."""
+        value = _mapping(await self._json("GET", "/v1/loads?include=core", None, deadline_s))
+        loads = [_mapping(load) for load in value.get("loads", ())]
+        return EngineLoad(
+            running=sum(int(load.get("num_running_reqs", 0)) for load in loads), waiting=sum(int(load.get("num_waiting_reqs", 0)) for load in loads)
+        )
+
+    async def health(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> bool:
+        """Whether the server lives."""
+        return await self._probe("/health", deadline_s)
+
+    async def ready(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> bool:
+        """Whether it generates: not while it starts or is paused."""
+        return await self._probe("/ready", deadline_s)
+
+    def _check_ids(self, input_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        ids = np.asarray(input_ids)
+        if not len(ids):
+            raise EngineRefused("a generation request needs at least one token")
+        if ids.min() < 0 or (self.vocab_size is not None and ids.max() >= self.vocab_size):
+            raise EngineRefused(f"token ids must be in [0, {self.vocab_size}), got {int(ids.min())} to {int(ids.max())}")
+
+    async def _probe(self, path: str, deadline_s: float) -> bool:
+        try:
+            await self._call("GET", path, None, deadline_s)
+        except (EngineUnavailable, EngineRefused):
+            return False
+        return True
+
+    async def _update(self, path: str, body: Mapping[str, Any], deadline_s: float) -> None:
+        value = _mapping(await self._json("POST", path, body, deadline_s))
+        if value.get("success") is not True:
+            raise EngineRefused(f"{self} refused {path}: {value.get('message', value)}")
+
+    async def _json(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
+        response = await self._call(method, path, body, deadline_s)
+        try:
+            return json.loads(response.content)
+        except ValueError as error:
+            raise EngineError(f"{self} answered no JSON to {path}: {response.content[:300]!r}") from error
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> httpx.Response:
+        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        try:
+            with trio.fail_after(deadline_s):
+                response = await self._http.request(method, self.url + path, content=content, headers=_JSON)
+        except trio.TooSlowError as error:
+            raise EngineUnavailable(f"{self} did not answer {path} within {deadline_s:g} s") from error
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"{self} cannot be reached for {path}: {error!r}") from error
+        if response.status_code >= 500:
+            raise EngineUnavailable(f"{self} failed at {path}: {response.status_code} {_message(response)}")
+        if response.status_code >= 400:
+            raise EngineRefused(f"{self} refused {path}: {response.status_code} {_message(response)}")
+        return response
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def _spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]:
+    told = meta.get("weight_versions")
+    if told is None and count:  # an engine before 0.5.20, or a reply without tokens
+        told = [{"version": meta["weight_version"], "start": 0, "end": count}]
+    return tuple(_span(value) for value in told or () if value["end"] > value["start"])
+
+
+def _span(value: Mapping[str, Any]) -> WeightSpan:
+    version = str(value["version"])
+    if not version.isdecimal():
+        raise EngineError(
+            f"the engine's weights are named {version!r}: expected a version number (publish to it, or start it with --weight-version 0)"
+        )
+    return WeightSpan(version=int(version), start=value["start"], end=value["end"])
+
+
+def _named(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"weight_version": str(version)}  # a string: an integer is answered 400
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EngineError(f"expected a JSON object of an engine, got {str(value)[:300]}")
+    return value
+
+
+def _message(response: httpx.Response) -> str:
+    """The text of an error, in any of the shapes SGLang has for it."""
+    try:
+        value = json.loads(response.content)
+    except ValueError:
+        return response.text[:500]
+    if isinstance(value, dict):
+        error = value.get("error", value.get("message", value.get("detail", value)))
+        value = error.get("message", error) if isinstance(error, dict) else error
+    return str(value)[:500]
