@@ -23,6 +23,7 @@ __all__ = ["die_with_parent", "main", "redirect_output", "run_role"]
 
 READY_FD = "AGENTRL_READY_FD"
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # opened here: not after a fork
 
 
 def run_role(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
@@ -48,9 +49,9 @@ def die_with_parent(parent: int) -> None:
 
     The signal follows the parent's *thread* that started this process: the launcher starts processes from its main thread.
     """
-    if sys.platform != "linux":
+    if _LIBC is None:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

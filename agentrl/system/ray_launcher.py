@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import ray
 import trio
@@ -49,7 +49,7 @@ class RayLauncher:
         options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "name": f"{self._recipe.name}-{spec.name}-{spec.incarnation}"}
         if spec.name in self._bundles:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[spec.name])
-        actor = RoleActor.options(**options).remote()
+        actor = cast(Any, RoleActor).options(**options).remote()
         return RayProcess(spec=spec, actor=actor, running=actor.run.remote(spec.to_json()))
 
     def _open(self) -> None:
@@ -103,7 +103,6 @@ def _booked_cpus(recipe: Recipe) -> int:
 def _quiet() -> None:
     """A private Ray says nothing on the terminal and reports nothing to anybody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 

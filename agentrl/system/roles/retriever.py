@@ -1,0 +1,39 @@
+"""The retriever's program: the standalone server as a subprocess of this one, so that its libraries stay its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from agentrl.config.recipe import Recipe
+from agentrl.errors import ConfigError, ProcessDied
+from agentrl.system.child import die_with_parent
+from agentrl.system.process import OnReady, ProcessSpec, StopSignal
+
+__all__ = ["main"]
+
+
+def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
+    """Serve the recipe's corpus or index until stopped."""
+    retriever = Recipe.model_validate(spec.recipe).retriever
+    if retriever is None or retriever.url is not None:
+        raise ConfigError("the retriever's program needs retriever.corpus or retriever.index")
+    source = retriever.index or retriever.corpus
+    assert source is not None
+    parent = os.getpid()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: die_with_parent(parent),
+    )
+    stop.subscribe(server.terminate)
+    assert server.stdout is not None
+    with server.stdout:
+        for line in server.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("ready "):
+                on_ready({"url": line.split()[1]})
+    if server.wait() not in (0, -15):
+        raise ProcessDied(f"the retriever ended with code {server.returncode}; its last lines are in {spec.log}")
