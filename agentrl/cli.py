@@ -1,0 +1,171 @@
+"""The command line. Everything heavy is imported inside the command that needs it: `agentrl --help` answers at once.
+
+Exit codes: 0 done; 1 it failed, with one clear cause on stderr; 2 a recipe, an argument or a data file is wrong; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl import __version__
+from agentrl.errors import AgentRLError, ConfigError, DataError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="agentrl",
+    help="Asynchronous off-policy reinforcement learning for language-model agents that use tools.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+engine_app = typer.Typer(help="The embedded engine alone.", no_args_is_help=True)
+app.add_typer(engine_app, name="engine")
+
+RecipeArguments = Annotated[
+    list[str], typer.Argument(metavar="RECIPE... [a.b=c ...]", help="Recipe files, merged left to right, then overrides of single keys.")
+]
+Smoke = Annotated[bool, typer.Option("--smoke", help="The recipe made small: two steps on this machine, no network.")]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    # Users' `module:Class` may live in the current directory; ours come first.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        app()
+    except (ConfigError, DataError) as error:
+        _fail(error, 2)
+    except AgentRLError as error:
+        _fail(error, 1)
+
+
+@app.command()
+def run(
+    recipe: RecipeArguments,
+    smoke: Smoke = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew: an existing run of this name is moved aside, not resumed.")] = False,
+) -> None:
+    """Train. The same command again goes on where a stopped run ended."""
+    loaded = _load(recipe, smoke=smoke)
+    from agentrl.system.run import run as run_recipe
+
+    raise typer.Exit(run_recipe(loaded, command=["agentrl", *sys.argv[1:]], smoke=smoke, fresh=fresh))
+
+
+@app.command()
+def validate(
+    recipe: RecipeArguments,
+    smoke: Smoke = False,
+    full: Annotated[bool, typer.Option("--full", help="Print the whole resolved recipe as YAML instead.")] = False,
+) -> None:
+    """Check a recipe and say what a run of it would be, without running anything."""
+    loaded = _load(recipe, smoke=smoke)
+    from agentrl.config.essentials import essentials
+    from agentrl.config.load import dump_recipe
+
+    if full:
+        typer.echo(dump_recipe(loaded), nl=False)
+        return
+    for what, words in [("recipe", f"{loaded.name}: valid"), *essentials(loaded)]:
+        typer.echo(f"{what:<12} {words}")
+
+
+@app.command()
+def status(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name under ./runs.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say where a run stands: step, ledger, processes."""
+    directory = next((path for path in (Path(run), Path("runs") / run) if path.is_dir()), None)
+    if directory is None:
+        raise ConfigError(f"no such run: neither {run} nor runs/{run} is a directory")
+    from agentrl.config.document import dump
+    from agentrl.system.status import status as status_of
+
+    told: dict[str, Any] = status_of(directory)
+    typer.echo(json.dumps(told, indent=2) if as_json else dump(told), nl=as_json)
+
+
+@app.command()
+def evaluate(
+    recipe: RecipeArguments,
+    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="A checkpoint's directory, or an exported model's.")],
+    smoke: Smoke = False,
+) -> None:
+    """Evaluate a checkpoint on the recipe's evaluation sets."""
+    loaded = _load(recipe, smoke=smoke)
+    _require_directory(checkpoint, "--checkpoint")
+    from agentrl.evaluate import evaluate as evaluate_recipe
+
+    raise typer.Exit(evaluate_recipe(loaded, checkpoint=checkpoint.resolve()))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's directory, runs/NAME/checkpoints/...")],
+    out: Annotated[Path, typer.Option("--out", help="Directory to write.")],
+) -> None:
+    """Write a checkpoint as a Hugging Face directory."""
+    _require_directory(checkpoint, "CHECKPOINT")
+    from agentrl.learner.export import export_checkpoint
+
+    export_checkpoint(checkpoint.resolve(), out.resolve())
+    typer.echo(f"wrote {out}")
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def retriever(context: typer.Context) -> None:
+    """Build an index of a corpus, or serve one (`agentrl retriever --help`)."""
+    from retriever.__main__ import main as retriever_main
+
+    raise typer.Exit(retriever_main(list(context.args)))
+
+
+@engine_app.command("serve")
+def engine_serve(
+    model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A Hugging Face directory.")],
+    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one and says which.")] = 30000,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Sequences generated at a time.")] = 64,
+    context_tokens: Annotated[int, typer.Option("--context-tokens", min=1, help="Longest sequence.")] = 4096,
+    threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Serve a model with SGLang's native HTTP API."""
+    _require_directory(model_dir, "MODEL_DIR")
+    from agentrl.system.engine_server import serve
+
+    serve(model_dir.resolve(), host=host, port=port, slots=slots, context_tokens=context_tokens, threads=threads, device=device)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _load(arguments: list[str], *, smoke: bool) -> Any:
+    """The recipe of a command's arguments: files, then overrides."""
+    from agentrl.config.load import load_recipe
+    from agentrl.config.override import is_override
+
+    files = [argument for argument in arguments if Path(argument).exists() or not is_override(argument)]
+    return load_recipe([Path(file) for file in files], [argument for argument in arguments if argument not in files], smoke=smoke)
+
+
+def _require_directory(path: Path, name: str) -> None:
+    if not path.is_dir():
+        raise ConfigError(f"{name}: no such directory: {path}")
+
+
+def _fail(error: AgentRLError, code: int) -> None:
+    """Say what went wrong and exit. Nothing of the traceback: an AgentRLError says all there is to say."""
+    typer.echo(str(error), err=True)
+    sys.exit(code)

@@ -1,0 +1,86 @@
+"""A recipe's essentials as lines to read before a run: what a step is made of, how long, how stale, which processes, what is missing."""
+
+from __future__ import annotations
+
+from agentrl.config.paths import missing_files
+from agentrl.config.recipe import Recipe, TaskSource
+
+__all__ = ["essentials"]
+
+
+def essentials(recipe: Recipe) -> list[tuple[str, str]]:
+    """(what, said in words), in reading order."""
+    rows = [
+        ("run", f"{recipe.run.dir}/{recipe.name}, seed {recipe.seed}, processes by {recipe.run.launcher}"),
+        ("model", _model(recipe)),
+        ("tasks", ", ".join(map(_source, recipe.tasks.train))),
+        ("environment", recipe.env.factory),
+        ("step", _step(recipe)),
+        ("end", _end(recipe)),
+        ("staleness", _staleness(recipe)),
+        ("processes", _processes(recipe)),
+        ("evaluation", _evaluation(recipe)),
+    ]
+    return rows + [("missing", line) for line in missing_files(recipe)]
+
+
+def _model(recipe: Recipe) -> str:
+    model = recipe.model
+    warm = f", warm start of {recipe.warm_start.steps:,} steps" if recipe.warm_start else ""
+    if model.path is not None or model.architecture is None:
+        return f"{model.path}{warm}"
+    shape = model.architecture
+    return f"{shape.family} made on the spot: {shape.layers} layers, hidden size {shape.hidden_size}{warm}"
+
+
+def _source(source: TaskSource) -> str:
+    limit = f" (at most {source.limit:,})" if source.limit else ""
+    return f"{source.path or source.factory}{limit}"
+
+
+def _step(recipe: Recipe) -> str:
+    groups, size, learner = recipe.learner.groups_per_batch, recipe.rollout.group_size, recipe.learner
+    updates = learner.mini_batches * learner.ppo_epochs
+    return f"{groups} groups x {size} = {groups * size:,} trajectories, {updates} optimizer update{'s' if updates > 1 else ''}"
+
+
+def _end(recipe: Recipe) -> str:
+    run = recipe.run
+    if run.hours is not None:
+        return f"after {run.hours:g} hours"
+    if run.steps is None:
+        return f"after {run.epochs:g} epochs; the number of steps is fixed when the tasks are read"
+    return f"after {run.steps:,} steps = {run.steps * recipe.learner.groups_per_batch * recipe.rollout.group_size:,} trajectories"
+
+
+def _staleness(recipe: Recipe) -> str:
+    behind, publish_every = recipe.rollout.max_staleness, recipe.weights.publish_every
+    if behind == 0 and publish_every == 1:
+        return "K = 0: synchronous"
+    alive = (behind + 1) * recipe.learner.groups_per_batch
+    return f"K = {behind}: at most {alive:,} groups alive, first tokens on average at most {behind + (publish_every - 1) / 2:g} steps old"
+
+
+def _processes(recipe: Recipe) -> str:
+    engine, placed = recipe.engine, recipe.resources
+    counts = [
+        f"{recipe.learner.ranks} x learner ({recipe.learner.device}{_gpus(placed.learner_gpus)})",
+        f"{len(engine.urls) or engine.replicas} x engine ({engine.kind}, {'attached' if engine.urls else engine.device}{_gpus(placed.engine_gpus)})",
+        f"{recipe.rollout.workers} x worker ({recipe.rollout.concurrency} episodes at a time)",
+        "1 x buffer",
+    ]
+    if recipe.retriever is not None:
+        counts.append(f"retriever at {recipe.retriever.url}" if recipe.retriever.url else "1 x retriever")
+    return ", ".join(counts)
+
+
+def _gpus(share: float) -> str:
+    return f", {share:g} GPU" if share else ""
+
+
+def _evaluation(recipe: Recipe) -> str:
+    if not recipe.eval.sets:
+        return "none"
+    every = f"every {recipe.eval.every} steps" if (recipe.eval.every or 0) > 1 else "every step" if recipe.eval.every else ""
+    when = ", ".join(filter(None, ["before" if recipe.eval.initial else "", every, "at the end" if recipe.eval.final else ""]))
+    return f"{', '.join(recipe.eval.sets)}: {when}"
