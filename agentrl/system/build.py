@@ -1,0 +1,132 @@
+"""Which processes a recipe asks for, and starting them in the order in which they need each other.
+
+buffer ─> retriever, engines ─> workers, learner ranks
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agentrl.buffer_api import BufferClient
+from agentrl.config.recipe import Recipe
+from agentrl.errors import ConfigError
+from agentrl.system.process import ProcessSpec, Role
+from agentrl.system.supervisor import Supervisor
+
+__all__ = ["Cluster", "refuse_unsupported", "start_processes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Where the servers of a running run are."""
+
+    buffer: BufferClient
+    engines: tuple[str, ...]
+    retriever: str | None
+
+
+def refuse_unsupported(recipe: Recipe) -> None:
+    """Say which part of the recipe this version cannot run yet.
+
+    Raises:
+        ConfigError: naming key and remedy.
+    """
+    if recipe.engine.kind != "embedded":
+        raise ConfigError(
+            f"engine.kind {recipe.engine.kind}: this version starts embedded engines only; the part that is missing is the launch of SGLang"
+            " servers. Try the recipe with --smoke, or set engine.kind=embedded"
+        )
+    if recipe.engine.urls:
+        raise ConfigError("engine.urls: this version cannot attach to running servers; leave it empty")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Specs:
+    """Makes specs: what all processes of a run have in common."""
+
+    recipe: Recipe
+    run_dir: Path
+    model_dir: Path
+    supervisor: Supervisor
+
+    def of(self, role: Role, index: int = 0, **payload: Any) -> ProcessSpec:
+        resources = self.recipe.resources
+        booked = {
+            Role.ENGINE: (resources.engine_cpus, resources.engine_gpus),
+            Role.LEARNER: (resources.learner_cpus, resources.learner_gpus),
+            Role.WORKER: (resources.worker_cpus, 0.0),
+        }
+        cpus, gpus = booked.get(role, (0.0, 0.0))
+        return ProcessSpec(
+            role=role,
+            index=index,
+            incarnation=self.supervisor.next_incarnation(),
+            run_dir=str(self.run_dir),
+            recipe=self.recipe.model_dump(mode="json"),
+            payload={"model_dir": str(self.model_dir)} | payload,
+            cpus=cpus,
+            gpus=gpus,
+        )
+
+
+async def start_processes(
+    supervisor: Supervisor,
+    recipe: Recipe,
+    *,
+    run_dir: Path,
+    model_dir: Path,
+    environment_file: str,
+    learners: bool = True,
+    evaluation: str | None = None,
+) -> Cluster:
+    """Start everything and wait until all of it is ready.
+
+    Args:
+        environment_file: the file that env.factory is in the driver; workers refuse another.
+        learners: without, nothing trains: for evaluation alone.
+        evaluation: name under which an evaluate-only buffer files what it evaluates; None for a training run.
+    """
+    specs = _Specs(recipe=recipe, run_dir=run_dir, model_dir=model_dir, supervisor=supervisor)
+    info = await supervisor.start(specs.of(Role.BUFFER, evaluation=evaluation))
+    client = BufferClient(info["url"], role="driver", index=0, incarnation=supervisor.next_incarnation())
+    supervisor.buffer = client
+    engines, retriever = await _start_servers(supervisor, specs)
+    shared = {"buffer": info["url"], "engines": engines}
+    async with trio.open_nursery() as nursery:
+        for index in range(recipe.rollout.workers):
+            worker = specs.of(Role.WORKER, index, **shared, retriever_url=retriever, environment_file=environment_file)
+            nursery.start_soon(supervisor.start, worker)
+        if learners:
+            rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+            for index in range(recipe.learner.ranks):
+                nursery.start_soon(supervisor.start, specs.of(Role.LEARNER, index, **shared, rendezvous=rendezvous))
+    return Cluster(buffer=client, engines=tuple(engines), retriever=retriever)
+
+
+async def _start_servers(supervisor: Supervisor, specs: _Specs) -> tuple[list[str], str | None]:
+    """URLs of the engines and of the retriever."""
+    recipe, urls = specs.recipe, {}
+
+    async def start(spec: ProcessSpec) -> None:
+        urls[spec.name] = (await supervisor.start(spec))["url"]
+
+    async with trio.open_nursery() as nursery:
+        for index in range(recipe.engine.replicas):
+            nursery.start_soon(start, specs.of(Role.ENGINE, index))
+        if recipe.retriever is not None and recipe.retriever.url is None:
+            nursery.start_soon(start, specs.of(Role.RETRIEVER))
+    given = recipe.retriever.url if recipe.retriever is not None else None
+    return [urls[f"engine-{index}"] for index in range(recipe.engine.replicas)], urls.get("retriever-0", given)
+
+
+def _free_port() -> int:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,122 @@
+"""The driver of a run: prepares, starts the processes, follows the buffer's events to the end, shuts everything down."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agentrl.config.recipe import Recipe
+from agentrl.errors import AgentRLError
+from agentrl.metrics.console import Console
+from agentrl.metrics.sinks import Sinks
+from agentrl.system.build import Cluster, start_processes
+from agentrl.system.engine_meter import EngineMeter
+from agentrl.system.local import LocalLauncher
+from agentrl.system.prepare import prepare
+from agentrl.system.process import Launcher, Role
+from agentrl.system.rundir import RunDirectory
+from agentrl.system.supervisor import Supervisor
+
+__all__ = ["Driver", "make_launcher"]
+
+log = logging.getLogger(__name__)
+
+EVENTS_POLL_S = 10.0
+LAST_CHECKPOINT_S = 120.0  # how long a stopped run may take to finish its batch and write its checkpoint
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def make_launcher(recipe: Recipe, python_path: str) -> Launcher:
+    """The launcher of `run.launcher`. Ray is imported only where it is used."""
+    if recipe.run.launcher == "local":
+        return LocalLauncher(python_path=python_path)
+    from agentrl.system.ray_launcher import RayLauncher
+
+    return RayLauncher(recipe, python_path=python_path)
+
+
+@dataclass
+class Driver:
+    """One start of a run, from the preparing stage to the last process's end."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    console: Console
+    sinks: Sinks
+    python_path: str
+    environment_file: str
+    signalled: int | None = None  # the signal that stopped the run
+    model_dir: Path | None = None
+
+    async def main(self) -> str:
+        """Run to the end. Returns the phase reached: "finished" or "stopped".
+
+        Raises:
+            ProcessDied: a process died that the run cannot go on without (in an ExceptionGroup).
+        """
+        recipe, self.model_dir = await prepare(self.recipe, self.directory.path, python_path=self.python_path, progress=self.console.progress)
+        self.console.phase("starting")
+        async with make_launcher(recipe, self.python_path) as launcher, trio.open_nursery() as nursery:
+            supervisor = Supervisor(launcher, nursery, first_incarnation=self.directory.first_incarnation())
+            cluster = await start_processes(
+                supervisor, recipe, run_dir=self.directory.path, model_dir=self.model_dir, environment_file=self.environment_file
+            )
+            async with cluster.buffer:
+                nursery.start_soon(supervisor.probe)
+                nursery.start_soon(self._signal_loop, cluster, nursery.cancel_scope)
+                phase = await self._follow(cluster, supervisor)
+                with trio.move_on_after(LAST_CHECKPOINT_S):
+                    await supervisor.join(Role.LEARNER)
+                await supervisor.stop()
+            nursery.cancel_scope.cancel()
+        return phase
+
+    async def _follow(self, cluster: Cluster, supervisor: Supervisor) -> str:
+        """Take the buffer's events until one ends the run.
+
+        consumes      events of the buffer, in order
+        produces      metrics.jsonl and other sinks, the console's display
+        waits for     the next event
+        unblocked by  the phase "finished" or "stopping"; a failure, which it raises
+        """
+        after, meter = 0, EngineMeter(cluster.engines)
+        while True:
+            events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
+            for event in events:
+                if event["kind"] == "step":
+                    self._step(event, await meter.read(), supervisor)
+                elif event["kind"] == "failure":
+                    raise AgentRLError(event["message"])
+                elif event["kind"] == "evaluation":
+                    self.console.evaluation(event)
+                elif event["kind"] == "phase":
+                    self.console.phase(event["phase"])
+                    if event["phase"] in ("finished", "stopping"):
+                        return "finished" if event["phase"] == "finished" else "stopped"
+
+    def _step(self, event: dict[str, Any], engines: dict[str, float], supervisor: Supervisor) -> None:
+        metrics = event["metrics"] | engines | {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}
+        self.sinks.step(event["step"], metrics)
+        self.console.step(event["step"], event.get("total_steps"), metrics)
+
+    async def _signal_loop(self, cluster: Cluster, scope: trio.CancelScope) -> None:
+        """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second at once.
+
+        consumes      signals
+        produces      `stop` to the buffer; then cancellation of everything
+        waits for     a signal
+        unblocked by  cancellation at the end of the run
+        """
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            async for number in signals:
+                if self.signalled is not None:
+                    scope.cancel()
+                    return
+                self.signalled = number
+                self.console.message("stopping after this step; once more to stop at once")
+                await cluster.buffer.stop(f"signal {number}")

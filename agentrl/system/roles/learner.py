@@ -1,0 +1,245 @@
+"""A learner rank's program: takes batches, trains, publishes beside training, checkpoints at step boundaries.
+
+    take_batch ─> train ─> batch_trained ─> gather ─> (publish loop, rank 0) ─> checkpoint every n steps ─┐
+        ^─────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+Every rank asks for the same batch by the same number and gets the same bytes; rank 0 alone reports, publishes and commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import trio
+
+from agentrl.buffer_api import BatchGrant, BufferClient
+from agentrl.config.recipe import Recipe
+from agentrl.engine_api import EngineClient
+from agentrl.errors import CheckpointError
+from agentrl.learner import checkpoint
+from agentrl.learner.batch import TrainingBatch
+from agentrl.learner.learner import Learner, StepReport
+from agentrl.learner.ranks import Ranks
+from agentrl.metrics.batch import batch_metrics
+from agentrl.record import Recorder, phase, record
+from agentrl.system.process import OnReady, ProcessSpec, StopSignal
+from agentrl.types import Trajectory
+from agentrl.weights import Publisher, Snapshot, save_snapshot
+from agentrl.wire import decode_trajectory
+
+__all__ = ["LearnerProgram", "main", "token_ages"]
+
+log = logging.getLogger(__name__)
+
+BATCH_POLL_S = 20.0  # one long poll; the next follows at once
+HEARTBEAT_S = 2.0
+
+
+def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
+    """Train until the buffer says the run has ended. Payload: buffer, engines, model_dir, rendezvous."""
+    recipe = Recipe.model_validate(spec.recipe)
+    torch.set_num_threads(recipe.learner.threads)
+    trio.run(LearnerProgram(spec, recipe, stop).run, on_ready)
+
+
+class LearnerProgram:
+    """One rank, from its first breath to the run's end."""
+
+    def __init__(self, spec: ProcessSpec, recipe: Recipe, stop: StopSignal) -> None:
+        self.spec, self.recipe, self.stop = spec, recipe, stop
+        self.run_dir, self.model_dir = Path(spec.run_dir), Path(spec.payload["model_dir"])
+        self.lead = spec.index == 0
+        self.step = 0
+        self.checkpointed: int | None = None  # step of the newest checkpoint
+        self.buffer: BufferClient
+        self.learner: Learner
+        self.publisher: Publisher
+
+    async def run(self, on_ready: OnReady) -> None:
+        """Build, restore, then train and publish side by side until there are no more batches."""
+        token, recipe, payload = trio.lowlevel.current_trio_token(), self.recipe, self.spec.payload
+        learner_recipe = recipe.learner
+        ranks = await trio.to_thread.run_sync(
+            Ranks.join, self.spec.index, learner_recipe.ranks, payload["rendezvous"], learner_recipe.device, learner_recipe.collective_deadline_s
+        )
+        self.learner = await trio.to_thread.run_sync(Learner.build, recipe, self.model_dir, ranks, self.run_dir)
+        engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
+        backend = "nccl" if learner_recipe.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
+        self.publisher = Publisher(engines, recipe.weights, model_dir=self.model_dir, directory=self.run_dir / "weights", device_backend=backend)
+        spec = self.spec
+        async with (
+            BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as self.buffer,
+            trio.open_nursery() as nursery,
+        ):
+            self.stop.subscribe(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
+            nursery.start_soon(self._heartbeat_loop)
+            on_ready({})
+            await self._restore()
+            await self._work()
+            await self.publisher.aclose()
+            nursery.cancel_scope.cancel()
+
+    async def _work(self) -> None:
+        send, receive = trio.open_memory_channel[Snapshot](1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._publish_loop, receive.clone())
+            with send, receive:
+                await self._train_loop(send, receive)
+
+    async def _train_loop(self, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
+        """Train batch after batch.
+
+        consumes      batches of the buffer, by number
+        produces      batch_trained records, checkpoints, snapshots (a newer one replaces an unsent one)
+        waits for     the next batch; its own training
+        unblocked by  the buffer's answer that the run has ended, which this rank follows with a last checkpoint
+        """
+        number = 0
+        while (grant := await self._next_batch(number)).end is None:
+            number += 1
+            version = await self._train_one(grant)
+            if grant.publishes:
+                await self._hand_over(await self._snapshot(version), send, unsent)
+            if self.step % self.recipe.checkpoint.every == 0:
+                await self._checkpoint()
+        if self.checkpointed != self.step:
+            await self._checkpoint()
+
+    async def _next_batch(self, number: int) -> BatchGrant:
+        self._waiting_since = time.monotonic()
+        while (grant := await self.buffer.take_batch(number=number, wait_s=BATCH_POLL_S)) is None:
+            continue
+        return grant
+
+    async def _train_one(self, grant: BatchGrant) -> int | None:
+        """Train one batch and report it. Returns the version reserved for what it made (rank 0, where it publishes)."""
+        with Recorder() as recorder:
+            record("seconds/wait_batch", time.monotonic() - self._waiting_since)
+            groups = [[decode_trajectory(raw) for raw in group] for group in grant.groups]
+            started = time.time()
+            report = await trio.to_thread.run_sync(self._train, groups, grant)
+            ended = time.time()
+        self.step = grant.step + 1
+        if not self.lead:
+            return None
+        told = batch_metrics(groups, {version: info.step for version, info in grant.versions.items()}, grant.step)
+        reply = await self.buffer.batch_trained(
+            batch=grant.batch,
+            updates_done=report.updates_done,
+            updates_skipped=report.updates_skipped,
+            seconds=(started, ended),
+            metrics=recorder.means() | report.metrics | told,
+        )
+        return reply.version
+
+    def _train(self, groups: list[list[Trajectory]], grant: BatchGrant) -> StepReport:
+        return self.learner.train(TrainingBatch.of(groups, token_ages(grant)), step=grant.step, progress=grant.progress)
+
+    async def _snapshot(self, version: int | None) -> Snapshot:
+        """Gather the weights: a collective, so every rank takes part; rank 0 keeps them."""
+        bucket_bytes = self.recipe.weights.bucket_mb * 2**20
+        return await trio.to_thread.run_sync(lambda: Snapshot.of(-1 if version is None else version, self.step, self.learner.gather(bucket_bytes)))
+
+    async def _hand_over(self, snapshot: Snapshot, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
+        if not self.lead:
+            return
+        if self.recipe.weights.keep_snapshots:
+            await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
+        try:
+            send.send_nowait(snapshot)
+        except trio.WouldBlock:
+            superseded = unsent.receive_nowait()
+            send.send_nowait(snapshot)
+            await self.buffer.version_superseded(superseded.version)
+
+    async def _publish_loop(self, snapshots: trio.MemoryReceiveChannel[Snapshot]) -> None:
+        """Bring every engine to the newest snapshot.
+
+        consumes      snapshots (capacity 1)
+        produces      version_published records
+        waits for     a snapshot; then the engines' acknowledgements, at most weights.deadline_s twice
+        unblocked by  the train loop closing its end, which ends this loop after the last snapshot is out
+        """
+        async with snapshots:
+            async for snapshot in snapshots:
+                published = await self.publisher.publish(snapshot)
+                await self.buffer.version_published(
+                    version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
+                )
+
+    async def _restore(self) -> None:
+        """Bring learner, journal and engines to one state: the newest valid checkpoint's, or checkpoint 0's."""
+        manifest = await self._choose() if self.lead else None
+        step = await trio.to_thread.run_sync(self._agree, -1 if manifest is None else manifest.step)
+        if step < 0:
+            await self._checkpoint()
+        else:
+            manifest = manifest or next(m for m in checkpoint.manifests(self._checkpoints) if m.step == step)
+            await trio.to_thread.run_sync(checkpoint.load, self.learner, manifest)
+            self.step = self.checkpointed = step
+        version = await self.buffer.reserve_version(reason="initial" if step < 0 else "restored") if self.lead else None
+        snapshot = await self._snapshot(version)
+        if self.lead:
+            path = await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
+            published = await self.publisher.cold_start(snapshot.version, path)
+            await self.buffer.version_published(
+                version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
+            )
+
+    async def _choose(self) -> checkpoint.Manifest | None:
+        """The newest checkpoint whose files are whole and whose step the journal confirms; the journal is rolled back to it."""
+        found = await trio.to_thread.run_sync(lambda: list(checkpoint.manifests(self._checkpoints)))
+        for manifest in found:
+            try:
+                await self.buffer.rollback(manifest.for_rollback())
+                return manifest
+            except CheckpointError as error:
+                log.warning("%s is passed over: %s", manifest.path, error)
+        if found:
+            raise CheckpointError(f"none of the {len(found)} checkpoints in {self._checkpoints} is confirmed by the journal")
+        return None
+
+    def _agree(self, step: int) -> int:
+        """Rank 0's choice, told to all ranks."""
+        chosen = torch.tensor([step], device=self.learner.ranks.device)
+        torch.distributed.broadcast(chosen, src=0)
+        return int(chosen.item())
+
+    async def _checkpoint(self) -> None:
+        """Write, then mark the journal, then commit by a rename, then say so: in this order a crash anywhere leaves a valid state."""
+        with phase("checkpoint"):
+            pending = await trio.to_thread.run_sync(checkpoint.write, self.learner, self._checkpoints, self.step, self.spec.incarnation)
+            if self.lead:
+                mark = await self.buffer.sync_journal()
+                manifest = await trio.to_thread.run_sync(checkpoint.commit, pending, mark)
+                await self.buffer.checkpoint_committed(manifest.for_rollback())
+                await trio.to_thread.run_sync(checkpoint.prune, self._checkpoints, self.recipe.checkpoint.keep)
+        self.checkpointed = self.step
+
+    async def _heartbeat_loop(self) -> None:
+        """Tell the buffer that this rank lives.
+
+        consumes      nothing
+        produces      heartbeats
+        waits for     its own interval
+        unblocked by  cancellation at the end of the work
+        """
+        while True:
+            await self.buffer.heartbeat({"step": self.step})
+            await trio.sleep(HEARTBEAT_S)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    def _kept(self, version: int) -> Path:
+        return self.run_dir / "weights" / f"v{version}"
+
+
+def token_ages(grant: BatchGrant) -> Mapping[int, int]:
+    """Staleness by version: steps since it was made; for an abandoned version, versions reserved since."""
+    return {version: info.staleness(grant.step) for version, info in grant.versions.items()}

@@ -1,0 +1,92 @@
+"""`agentrl run`: one run of a recipe, from the command line to the summary."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agentrl.config.load import dump_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.errors import AgentRLError
+from agentrl.metrics.console import open_console
+from agentrl.metrics.report import write_report
+from agentrl.metrics.sinks import open_sinks
+from agentrl.metrics.summary import write_summary
+from agentrl.rollout.resolve import origin, resolve
+from agentrl.system.build import refuse_unsupported
+from agentrl.system.driver import Driver
+from agentrl.system.rundir import RunDirectory
+
+__all__ = ["run"]
+
+
+def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
+    """Run a recipe, or go on with it where it stopped. Returns the exit code.
+
+    Raises:
+        ConfigError: the recipe asks for what this version cannot do, or the run directory holds another run.
+        AgentRLError: the run failed; the message names one cause and where to look.
+    """
+    refuse_unsupported(recipe)
+    environment_file = origin(resolve(recipe.env.factory))
+    with RunDirectory.open(recipe, resolved=dump_recipe(recipe), command=command, fresh=fresh) as directory:
+        if directory.finished:
+            print(f"{directory.path} has finished: see {directory.path / 'report.html'}. Begin anew with --fresh, or give more run.steps")
+            return 0
+        started = time.monotonic()
+        os.chdir(directory.path)  # a directory of the user's must not shadow a module of ours in one process and not in another
+        with open_sinks(recipe, directory.path) as sinks, open_console(recipe, directory.path) as console:
+            driver = Driver(
+                recipe=recipe,
+                directory=directory,
+                console=console,
+                sinks=sinks,
+                python_path=os.pathsep.join(_import_path()),
+                environment_file=environment_file,
+            )
+            phase = _drive(driver)
+        summary = write_summary(directory.path, phase=phase, wall_s=time.monotonic() - started)
+        write_report(directory.path)
+        _conclude(directory.path, phase, summary, command)
+        return 0 if driver.signalled is None else 128 + driver.signalled
+
+
+
+def _drive(driver: Driver) -> str:
+    """Drive to the end. Of several errors at once the first is the cause; the others mostly follow from it."""
+    try:
+        return trio.run(driver.main)
+    except BaseExceptionGroup as group:
+        cause = _first(group)
+        if isinstance(cause, AgentRLError):
+            raise cause from group
+        raise
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _import_path() -> list[str]:
+    """Where this process finds modules: its children look in the same places, in the same order."""
+    return [str(Path(entry).resolve()) for entry in sys.path if entry and Path(entry).is_dir() and "site-packages" not in entry]
+
+
+def _conclude(path: Path, phase: str, summary: dict[str, Any], command: list[str]) -> None:
+    """The last lines of a run: what came out and what to do next."""
+    again = " ".join(command)
+    if phase == "stopped":
+        print(f"stopped at step {summary['steps']}. Go on: {again}")
+        return
+    final, initial = summary["eval"].get("final"), summary["eval"].get("initial")
+    if final and initial:
+        print(f"held-out EM {initial['em']:.3f} -> {final['em']:.3f}  (95 % interval {final['interval'][0]:.3f} to {final['interval'][1]:.3f})")
+    print(f"report   {path / 'report.html'}
+summary  {path / 'summary.json'}")
