@@ -1,0 +1,42 @@
+"""`module:Name` to the object it names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import reduce
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+__all__ = ["origin", "resolve"]
+
+
+def resolve(name: str) -> Any:
+    """The object that `module:Name` (or `module:Outer.Inner`) names.
+
+    Raises:
+        ConfigError: the name is malformed, the module cannot be imported, or has no such member.
+    """
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise ConfigError(f"expected module:Class, got {name!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) and error.name != module_name else None
+        hint = f"its import of {missing} failed" if missing else "is its folder on PYTHONPATH, or the current directory?"
+        raise ConfigError(f"{name}: module {module_name} cannot be imported ({error}): {hint}") from error
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        public = ", ".join(sorted(member for member in vars(module) if not member.startswith("_"))) or "nothing"
+        raise ConfigError(f"{name}: {module_name} ({module.__file__}) has no {path}; it has {public}") from error
+
+
+def origin(found: Any) -> str:
+    """The file that defines `found`: where two processes resolve one name to different files, one shadows the other."""
+    try:
+        return inspect.getfile(found)
+    except (OSError, TypeError):  # built in, or an instance
+        return f"{type(found).__module__}.{type(found).__qualname__}"
