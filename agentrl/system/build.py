@@ -83,17 +83,17 @@ async def start_processes(
     model_dir: Path,
     environment_file: str,
     learners: bool = True,
-    evaluation: str | None = None,
+    evaluate_only: bool = False,
 ) -> Cluster:
     """Start everything and wait until all of it is ready.
 
     Args:
         environment_file: the file that env.factory is in the driver; workers refuse another.
-        learners: without, nothing trains: for evaluation alone.
-        evaluation: name under which an evaluate-only buffer files what it evaluates; None for a training run.
+        learners: without, nothing trains.
+        evaluate_only: the run is its evaluation sets, once.
     """
     specs = _Specs(recipe=recipe, run_dir=run_dir, model_dir=model_dir, supervisor=supervisor)
-    info = await supervisor.start(specs.of(Role.BUFFER, evaluation=evaluation))
+    info = await supervisor.start(specs.of(Role.BUFFER, evaluate_only=evaluate_only))
     client = BufferClient(info["url"], role="driver", index=0, incarnation=supervisor.next_incarnation())
     supervisor.buffer = client
     engines, retriever = await _start_servers(supervisor, specs)

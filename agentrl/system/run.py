@@ -22,7 +22,7 @@ from agentrl.system.build import refuse_unsupported
 from agentrl.system.driver import Driver
 from agentrl.system.rundir import RunDirectory
 
-__all__ = ["run"]
+__all__ = ["first_error", "import_path", "run"]
 
 
 def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
@@ -46,7 +46,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
                 directory=directory,
                 console=console,
                 sinks=sinks,
-                python_path=os.pathsep.join(_import_path()),
+                python_path=os.pathsep.join(import_path()),
                 environment_file=environment_file,
             )
             phase = _drive(driver)
@@ -56,25 +56,25 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
         return 0 if driver.signalled is None else 128 + driver.signalled
 
 
-
 def _drive(driver: Driver) -> str:
-    """Drive to the end. Of several errors at once the first is the cause; the others mostly follow from it."""
+    """Drive to the end. Of several errors at once the first is told."""
     try:
         return trio.run(driver.main)
     except BaseExceptionGroup as group:
-        cause = _first(group)
+        cause = first_error(group)
         if isinstance(cause, AgentRLError):
             raise cause from group
         raise
 
 
-def _first(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
+    """The error that came first of a group: the others mostly follow from it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _import_path() -> list[str]:
+def import_path() -> list[str]:
     """Where this process finds modules: its children look in the same places, in the same order."""
     return [str(Path(entry).resolve()) for entry in sys.path if entry and Path(entry).is_dir() and "site-packages" not in entry]
 
@@ -88,5 +88,5 @@ def _conclude(path: Path, phase: str, summary: dict[str, Any], command: list[str
     final, initial = summary["eval"].get("final"), summary["eval"].get("initial")
     if final and initial:
         print(f"held-out EM {initial['em']:.3f} -> {final['em']:.3f}  (95 % interval {final['interval'][0]:.3f} to {final['interval'][1]:.3f})")
-    print(f"report   {path / 'report.html'}
-summary  {path / 'summary.json'}")
+    print(f"report   {path / 'report.html'}")
+    print(f"summary  {path / 'summary.json'}")

@@ -1,0 +1,133 @@
+"""`agentrl evaluate`: a checkpoint, or any exported model, on the recipe's evaluation sets. Engines, workers and a buffer; no learner."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agentrl.config.recipe import Recipe
+from agentrl.engine_api import EngineClient
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.metrics.console import Console, open_console
+from agentrl.rollout.resolve import origin, resolve
+from agentrl.system.build import Cluster, refuse_unsupported, start_processes
+from agentrl.system.driver import EVENTS_POLL_S, make_launcher
+from agentrl.system.prepare import prepare
+from agentrl.system.run import first_error, import_path
+from agentrl.system.rundir import write_json
+from agentrl.system.supervisor import Supervisor
+
+__all__ = ["evaluate"]
+
+_LOAD_DEADLINE_S = 600.0  # a large model's weights from a network disk
+_MANIFEST = "manifest.json"  # what tells a checkpoint from an exported model
+
+
+def evaluate(recipe: Recipe, *, checkpoint: Path) -> int:
+    """Evaluate and print the numbers; rows and numbers are left in `<run.dir>/<name>.eval/<checkpoint>/`.
+
+    Raises:
+        ConfigError: the recipe has no evaluation sets.
+    """
+    refuse_unsupported(recipe)
+    if not recipe.eval.sets:
+        raise ConfigError(f"recipe {recipe.name} has no eval.sets: nothing to evaluate on")
+    environment_file = origin(resolve(recipe.env.factory))
+    directory = _new_directory(Path(recipe.run.dir).resolve() / f"{recipe.name}.eval", checkpoint.name)
+    model_dir = _exported(checkpoint, directory)
+    os.chdir(directory)
+    with open_console(recipe, directory) as console:
+        evaluation = _Evaluation(recipe, directory, model_dir, environment_file, console)
+        try:
+            trio.run(evaluation.main)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+    write_json(directory / "evaluation.json", {"checkpoint": str(checkpoint), "sets": evaluation.numbers})
+    for name, numbers in evaluation.numbers.items():
+        print(f"{name}: EM {numbers['em']:.3f}  (95 % interval {numbers['interval'][0]:.3f} to {numbers['interval'][1]:.3f})")
+    print(f"rows and numbers: {directory}")
+    return 0
+
+
+@dataclass
+class _Evaluation:
+    recipe: Recipe
+    directory: Path
+    model_dir: Path
+    environment_file: str
+    console: Console
+    numbers: dict[str, Any] = field(default_factory=dict)  # by set
+
+    async def main(self) -> None:
+        python_path = os.pathsep.join(import_path())
+        recipe, _ = await prepare(self.recipe, self.directory, python_path=python_path, progress=self.console.progress)
+        async with make_launcher(recipe, python_path) as launcher, trio.open_nursery() as nursery:
+            supervisor = Supervisor(launcher, nursery, first_incarnation=1)
+            cluster = await start_processes(
+                supervisor,
+                recipe,
+                run_dir=self.directory,
+                model_dir=self.model_dir,
+                environment_file=self.environment_file,
+                learners=False,
+                evaluate_only=True,
+            )
+            async with cluster.buffer:
+                nursery.start_soon(supervisor.probe)
+                await _load(cluster, self.model_dir)
+                await self._follow(cluster)
+                await supervisor.stop()
+            nursery.cancel_scope.cancel()
+
+    async def _follow(self, cluster: Cluster) -> None:
+        """Take the buffer's events until the evaluation has ended.
+
+        consumes      events of the buffer
+        produces      the numbers by set
+        waits for     the next event
+        unblocked by  the phase "finished", or a failure, which it raises
+        """
+        after = 0
+        while True:
+            events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
+            for event in events:
+                if event["kind"] == "evaluation":
+                    self.numbers[event["set"]] = event["payload"]
+                    self.console.evaluation(event)
+                elif event["kind"] == "failure":
+                    raise AgentRLError(event["message"])
+                elif event["kind"] == "phase" and event["phase"] == "finished":
+                    return
+
+
+async def _load(cluster: Cluster, model_dir: Path) -> None:
+    """Bring every engine to the model under one version, as the learner does in a run."""
+    version = await cluster.buffer.reserve_version(reason="initial")
+    for index, url in enumerate(cluster.engines):
+        async with EngineClient(url, index) as engine:
+            await engine.update_from_disk(str(model_dir), version=version, deadline_s=_LOAD_DEADLINE_S)
+    await cluster.buffer.version_published(version=version, engines=list(range(len(cluster.engines))), seconds=0.0, bytes=0)
+
+
+def _exported(checkpoint: Path, directory: Path) -> Path:
+    """The Hugging Face directory of a checkpoint; an exported model as it is."""
+    if not (checkpoint / _MANIFEST).exists():
+        if not (checkpoint / "config.json").exists():
+            raise ConfigError(f"--checkpoint {checkpoint}: neither a checkpoint ({_MANIFEST}) nor an exported model (config.json)")
+        return checkpoint
+    from agentrl.learner.export import export_checkpoint
+
+    export_checkpoint(checkpoint, directory / "model")
+    return directory / "model"
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    number = 1
+    while (directory := parent / f"{name}-{number}").exists():
+        number += 1
+    directory.mkdir(parents=True)
+    return directory
