@@ -1,0 +1,1 @@
+"""The learner: FSDP2 ranks that turn batches of trajectories into optimizer updates."""

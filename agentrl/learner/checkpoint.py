@@ -1,0 +1,255 @@
+"""Checkpoints: written into a temporary directory by all ranks, committed by one rename, verified before they are believed.
+
+    checkpoints/i0001-s00000050/        learner incarnation 1, step 50
+        manifest.json                   id, step, mark in the journal, size and sha256 of every other file
+        state/                          torch.distributed.checkpoint: weights, optimizer moments, random state; for any number of ranks
+        model/                          model configuration and tokenizer: with state/ enough for an export
+
+`write` captures the state; between it and `commit` the caller brings the journal to the disk, up to the mark that `commit` puts into the
+manifest. A crash at any point leaves either the whole checkpoint or a temporary directory that `prune` removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.fsdp import FSDPModule
+
+from agentrl.buffer_api import JournalMark
+from agentrl.errors import CheckpointError
+from agentrl.faults import point
+from agentrl.learner.learner import Learner
+from agentrl.learner.model_directory import copy_tokenizer
+
+__all__ = ["Manifest", "Pending", "commit", "load", "manifests", "prune", "read", "read_weights", "write"]
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_MANIFEST, _STATE, _MODEL, _TEMPORARY = "manifest.json", "state", "model", ".tmp-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a committed checkpoint says of itself."""
+
+    path: Path
+    id: str
+    step: int
+    learner_incarnation: int
+    mark: JournalMark
+    dtype: str  # of published and exported weights; the state itself is float32
+    files: Mapping[str, tuple[int, str]]  # path within the checkpoint -> bytes, sha256
+
+    def for_rollback(self) -> dict[str, Any]:
+        """What the replay buffer needs to know of it."""
+        consumed = [list(interval) for interval in self.mark.consumed]
+        return {
+            "id": self.id,
+            "step": self.step,
+            "learner_incarnation": self.learner_incarnation,
+            "offset": self.mark.offset,
+            "consumed": consumed,
+        }
+
+    @property
+    def model_dir(self) -> Path:
+        """Model configuration and tokenizer."""
+        return self.path / _MODEL
+
+    def verify(self) -> None:
+        """Raises CheckpointError where a file is missing, torn or altered."""
+        for name, (size, digest) in self.files.items():
+            file = self.path / name
+            if not file.is_file() or file.stat().st_size != size:
+                raise CheckpointError(f"{file}: missing, or not the {size} bytes its manifest names")
+            if _sha256(file) != digest:
+                raise CheckpointError(f"{file}: its content does not match its manifest: it was altered")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A checkpoint that is written and not yet committed."""
+
+    temporary: Path
+    path: Path
+    step: int
+    learner_incarnation: int
+    dtype: str
+
+
+def write(learner: Learner, root: Path, step: int, learner_incarnation: int) -> Pending:
+    """Write the state at this step boundary. Collective; when it returns, every rank's part is in its file."""
+    path = root / f"i{learner_incarnation:04d}-s{step:08d}"
+    pending = Pending(
+        temporary=root / f"{_TEMPORARY}{path.name}", path=path, step=step, learner_incarnation=learner_incarnation, dtype=learner.recipe.model.dtype
+    )
+    if learner.ranks.first:
+        shutil.rmtree(pending.temporary, ignore_errors=True)
+        copy_tokenizer(learner.model_dir, pending.temporary / _MODEL, model=True)
+    learner.ranks.barrier()
+    save_state(_state(learner), checkpoint_id=pending.temporary / _STATE)
+    learner.ranks.barrier()
+    return pending
+
+
+def commit(pending: Pending, mark: JournalMark) -> Manifest:
+    """Make a written checkpoint valid. Called by rank 0 alone, after the journal is on the disk up to `mark`.
+
+    Raises:
+        CheckpointError: there is a checkpoint of this incarnation and step already.
+    """
+    if pending.path.exists():
+        raise CheckpointError(f"{pending.path} exists: a learner incarnation writes each step once")
+    names = sorted(file.relative_to(pending.temporary).as_posix() for file in pending.temporary.rglob("*") if file.is_file())
+    manifest = Manifest(
+        path=pending.path,
+        id=pending.path.name,
+        step=pending.step,
+        learner_incarnation=pending.learner_incarnation,
+        mark=mark,
+        dtype=pending.dtype,
+        files={name: _seal(pending.temporary / name) for name in names},
+    )
+    told = asdict(manifest) | {"format": FORMAT, "path": None, "created_s": time.time(), "torch": torch.__version__}
+    (pending.temporary / _MANIFEST).write_text(json.dumps(told, indent=1))
+    for place in (_MANIFEST, _STATE, _MODEL, "."):
+        _sync(pending.temporary / place)
+    point("checkpoint.written")
+    pending.temporary.rename(pending.path)
+    _sync(pending.path.parent)
+    point("checkpoint.committed")
+    return manifest
+
+
+def manifests(root: Path) -> Iterator[Manifest]:
+    """The checkpoints whose files are whole, newest first: by learner incarnation, then step. Others are passed over with a warning.
+
+    Files are verified when the checkpoint's turn comes: who takes the first reads only that one.
+    """
+    for path in _committed(root):
+        try:
+            manifest = read(path)
+            manifest.verify()
+        except CheckpointError as error:
+            log.warning("checkpoint %s is passed over: %s", path.name, error)
+            continue
+        yield manifest
+
+
+def read(path: Path) -> Manifest:
+    """The manifest of a committed checkpoint. Does not verify the other files.
+
+    Raises:
+        CheckpointError: there is none, or it is of another format.
+    """
+    try:
+        told = json.loads((path / _MANIFEST).read_text())
+        if told["format"] != FORMAT:
+            raise CheckpointError(f"{path}: format {told['format']}; this version reads {FORMAT}")
+        return Manifest(
+            path=path,
+            id=told["id"],
+            step=told["step"],
+            learner_incarnation=told["learner_incarnation"],
+            mark=JournalMark.from_plain(told["mark"]),
+            dtype=told["dtype"],
+            files={name: (size, digest) for name, (size, digest) in told["files"].items()},
+        )
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {_MANIFEST}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _MANIFEST} cannot be read: {error!r}") from error
+
+
+def load(learner: Learner, manifest: Manifest) -> None:
+    """Bring the learner to the state of a checkpoint written by any number of ranks. Collective.
+
+    The manifest is one of `manifests`, which has verified the files.
+
+    Raises:
+        CheckpointError: it is a checkpoint of another model.
+    """
+    state = _state(learner)
+    try:
+        load_state(state, checkpoint_id=manifest.path / _STATE)
+    except (CheckpointException, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{manifest.path} does not fit the model in {learner.model_dir}: {error}") from error
+    torch.set_rng_state(state["random"])
+    for module in learner.state.policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # gathered copies of the old weights must not be used
+
+
+def read_weights(manifest: Manifest) -> dict[str, Tensor]:
+    """Full weights in float32 on the CPU, without a process group."""
+    reader = FileSystemReader(manifest.path / _STATE)
+    known = reader.read_metadata().state_dict_metadata
+    weights = {
+        name.removeprefix("weights."): torch.empty(told.size)
+        for name, told in known.items()
+        if name.startswith("weights.") and isinstance(told, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it loads in a single process, as it is asked to
+        load_state({"weights": weights}, storage_reader=reader, no_dist=True)
+    return weights
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what crashes left behind."""
+    for path in _committed(root)[keep:]:
+        doomed = path.with_name(f"{_TEMPORARY}{path.name}")
+        path.rename(doomed)  # out of sight at once: half a checkpoint is never found
+    for path in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path)
+
+
+def _state(learner: Learner) -> dict[str, Any]:
+    """The live tensors by name: saved from, and loaded into, in place."""
+    weights, moments = dict(learner.state.policy.named_weights()), learner.state.optimizer.state
+    return {
+        "weights": {name: parameter.detach() for name, parameter in weights.items()},
+        **{entry: {name: moments[weight][entry] for name, weight in weights.items()} for entry in ("exp_avg", "exp_avg_sq", "step")},
+        "random": torch.get_rng_state(),
+    }
+
+
+def _committed(root: Path) -> list[Path]:
+    """Newest first: names sort by learner incarnation, then step."""
+    return sorted((path for path in root.glob("i*-s*") if path.is_dir()), reverse=True)
+
+
+def _seal(file: Path) -> tuple[int, str]:
+    _sync(file)
+    return file.stat().st_size, _sha256(file)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

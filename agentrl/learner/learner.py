@@ -1,0 +1,132 @@
+"""The learner of one rank: builds the sharded policy, trains on batches, hands out its weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentrl.config.recipe import Recipe
+from agentrl.errors import AgentRLError
+from agentrl.learner.batch import TrainingBatch
+from agentrl.learner.optimizer import make_optimizer
+from agentrl.learner.policy import PolicyModel
+from agentrl.learner.ranks import Ranks
+from agentrl.learner.train_step import LearnerState, train_step
+from agentrl.record import Recorder, phase, record
+from agentrl.wire import encode_trajectory, pack
+
+__all__ = ["Learner", "StepReport"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What a step did. The same on every rank, but for seconds."""
+
+    step: int
+    metrics: dict[str, float]
+    updates_done: int
+    updates_skipped: int
+    skipped_in_row: int  # batches, this one included, without a single update done
+
+
+class Learner:
+    """One rank of the learner. Every method is a collective: all ranks call it with the same arguments, in the same order."""
+
+    def __init__(self, recipe: Recipe, model_dir: Path, run_dir: Path, state: LearnerState) -> None:
+        self.recipe = recipe
+        self.run_dir = run_dir
+        self.model_dir = model_dir  # the configuration and tokenizer that checkpoints and exports carry on
+        self.state = state
+        self._skipped_in_row = 0
+
+    @classmethod
+    def build(cls, recipe: Recipe, model_dir: Path, ranks: Ranks, run_dir: Path) -> Learner:
+        """Load the model, shard it over the ranks (also over one), make the optimizer.
+
+        Args:
+            run_dir: batches whose update was skipped are kept in its `skipped/`.
+        """
+        torch.set_num_threads(recipe.learner.threads)
+        torch.manual_seed(recipe.seed)
+        policy = PolicyModel.load(model_dir, attention=recipe.model.attention, gradient_checkpointing=recipe.model.gradient_checkpointing)
+        policy.shard(ranks, recipe.model)
+        state = LearnerState(policy=policy, optimizer=make_optimizer(policy, recipe.learner), ranks=ranks)
+        return cls(recipe, model_dir, run_dir, state)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The group this rank is one of."""
+        return self.state.ranks
+
+    def train(self, batch: TrainingBatch, *, step: int, progress: float) -> StepReport:
+        """Train on one batch.
+
+        Args:
+            step: the learner's step before this batch; seeds the order of mini-batches and drives the warm-up.
+            progress: share of the run done before this batch, 0..1; drives the schedules.
+
+        Raises:
+            AgentRLError: ranks hold different batches.
+        """
+        self._agree(batch)
+        with Recorder() as recorder:
+            with phase("step"):
+                done = train_step(self.state, batch, self.recipe, step=step, progress=progress)
+            skipped = done.count(False)
+            record("learner/updates_done", len(done) - skipped)
+            record("learner/updates_skipped", skipped)
+        self._skipped_in_row = 0 if any(done) else self._skipped_in_row + 1
+        if skipped and self.ranks.first:
+            self._dump(batch, step)
+        return StepReport(
+            step=step,
+            metrics=recorder.means(),
+            updates_done=len(done) - skipped,
+            updates_skipped=skipped,
+            skipped_in_row=self._skipped_in_row,
+        )
+
+    def gather(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """Full copies of the weights, bucket by bucket, in the model's order, tied ones once, in the dtype of the recipe.
+
+        Every rank iterates to the end; rank 0 gets the tensors, on the CPU, the others empty lists. Memory: one bucket.
+
+        Args:
+            bucket_bytes: a bucket is closed when it has at least this many bytes.
+        """
+        dtype = getattr(torch, self.recipe.model.dtype)
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, parameter in self.state.policy.named_weights():
+            full = parameter.detach()
+            full = full.full_tensor() if isinstance(full, DTensor) else full
+            size += full.numel() * dtype.itemsize
+            if self.ranks.first:
+                bucket.append((name, full.to(device="cpu", dtype=dtype, copy=True)))
+            if size >= bucket_bytes:
+                yield bucket
+                bucket, size = [], 0
+        if size:
+            yield bucket
+
+    def _agree(self, batch: TrainingBatch) -> None:
+        mine = batch.fingerprint()
+        low_high = self.ranks.max(torch.tensor([mine, -mine], dtype=torch.int64))
+        if low_high.tolist() != [mine, -mine]:
+            raise AgentRLError(f"rank {self.ranks.rank} holds another batch than the others: fingerprint {mine:08x}")
+
+    def _dump(self, batch: TrainingBatch, step: int) -> None:
+        folder = self.run_dir / "skipped"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"step_{step:08d}.msgpack"
+        groups = batch.groups_B.tolist()
+        path.write_bytes(pack([[group, encode_trajectory(trajectory)] for group, trajectory in zip(groups, batch.trajectories, strict=True)]))
+        log.warning("step %d: an update was skipped because its loss or gradient norm is not finite; its batch is in %s", step, path)
