@@ -1,0 +1,140 @@
+"""Weight transfers between one learner and many engines: the process group both ends form, the bucket format, checksums.
+
+The group is formed the way SGLang forms its own (`init_custom_process_group`), so either end may be SGLang: a store under the group's name
+and torch's `_new_process_group_helper`, next to whatever default group the process has, or none. Rank 0 sends.
+
+Two facts of gloo shape everything around it: a blocked collective cannot be cancelled, it ends by the group's timeout only; and a receive
+buffer smaller than what is sent aborts the receiving process. So timeouts are short and sizes are agreed upon before any collective.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from agentrl.errors import PublishError
+
+__all__ = [
+    "broadcast",
+    "combined_checksum",
+    "flatten_bucket",
+    "join_update_group",
+    "leave_update_group",
+    "split_bucket",
+    "tensor_bytes",
+    "tensor_checksum",
+    "torch_dtype",
+]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+def join_update_group(
+    *, master_address: str, master_port: int, rank: int, world_size: int, group_name: str, backend: str = "gloo", timeout_s: float = 60.0
+) -> dist.ProcessGroup:
+    """Form the group `group_name`; blocks until all `world_size` members have come. Rank 0 hosts the store.
+
+    Args:
+        timeout_s: deadline of the meeting and afterwards of every collective in the group.
+
+    Raises:
+        PublishError: the members did not meet in time, or the name is taken in this process.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, rank, world_size = next(iter(c10d.rendezvous(f"tcp://{master_address}:{master_port}", rank, world_size, timeout=timeout)))
+        store.set_timeout(timeout)
+        group, _ = c10d._new_process_group_helper(
+            world_size,
+            rank,
+            [],
+            dist.Backend(backend),
+            c10d.PrefixStore(group_name, store),
+            group_name=c10d.GroupName(group_name),
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:  # torch's DistStoreError and DistNetworkError are RuntimeErrors
+        raise PublishError(
+            f"group {group_name!r} of {world_size} at {master_address}:{master_port} was not formed by rank {rank}: {error}"
+        ) from error
+    if not isinstance(group, dist.ProcessGroup):
+        raise PublishError(f"group {group_name!r}: rank {rank} is not a member")
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(world_size)}
+    return group
+
+
+def leave_update_group(group: dist.ProcessGroup) -> None:
+    """Forget the group. Where a collective still hangs in it, dropping the last reference blocks until the group's timeout: call from a thread."""
+    world = c10d._world
+    if group in world.pg_map:
+        dist.destroy_process_group(group)
+
+
+def broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Send `tensor` from rank 0, or receive into it.
+
+    Raises:
+        PublishError: a member vanished or the group's timeout passed.
+    """
+    try:
+        dist.broadcast(tensor, src=0, group=group)
+    except RuntimeError as error:
+        raise PublishError(f"broadcast of {tensor.numel() * tensor.element_size()} bytes failed: {error}") from error
+
+
+def flatten_bucket(tensors: Iterable[Tensor]) -> Tensor:
+    """One uint8 tensor: the bytes of `tensors` in order (SGLang's `flattened_bucket`). One dtype per bucket keeps offsets aligned."""
+    return torch.cat([tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in tensors])
+
+
+def split_bucket(bucket: Tensor, names: Sequence[str], dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """The named tensors of a flattened bucket, as views where their offset allows it."""
+    tensors: dict[str, Tensor] = {}
+    offset = 0
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+        size = tensor_bytes(dtype, shape)
+        part = bucket[offset : offset + size]
+        tensors[name] = (part if offset % dtype.itemsize == 0 else part.clone()).view(dtype).view(tuple(shape))
+        offset += size
+    return tensors
+
+
+def tensor_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """Bytes of a dense tensor."""
+    return prod(shape) * dtype.itemsize
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of its wire name, e.g. "bfloat16".
+
+    Raises:
+        PublishError: it is none that weights come in.
+    """
+    if name not in _DTYPES:
+        raise PublishError(f"dtype must be one of {sorted(_DTYPES)}, got {name!r}")
+    return _DTYPES[name]
+
+
+def tensor_checksum(tensor: Tensor) -> str:
+    """16 hex digits of the tensor's bytes (blake2b-64), independent of device and strides."""
+    data: Any = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def combined_checksum(checksums: Mapping[str, str]) -> str:
+    """One checksum of many, independent of their order."""
+    text = "".join(f"{name}={value};" for name, value in sorted(checksums.items()))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

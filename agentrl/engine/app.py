@@ -1,0 +1,185 @@
+"""The engine as a Starlette application that speaks SGLang 0.5.23's native HTTP API, as far as training needs it.
+
+    server = EngineServer(model_dir, slots=64, context_tokens=1024)
+    uvicorn.run(server.app, ...)
+
+The application's lifespan starts and joins the one engine thread. Bind it to loopback: like SGLang without keys, it trusts its callers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.engine.architecture import ModelConfig
+from agentrl.engine.control import REFUSALS, Control
+from agentrl.engine.generation import Generation
+from agentrl.engine.request import Limits
+from agentrl.engine.runner import ModelRunner
+from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.stops import TokenText
+from agentrl.engine.updates import WeightUpdates
+from agentrl.engine.weights import Weights
+from agentrl.errors import EngineError
+
+__all__ = ["EngineServer"]
+
+SGLANG_VERSION = "0.5.23"  # whose API this is
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class EngineServer:
+    """One model, loaded at once, served while `app` runs.
+
+    Args:
+        slots: sequences decoded at once, and finished ones whose prefix is kept for the next turn.
+        context_tokens: prompt and completion together.
+        threads: of torch, in the engine thread.
+        weight_version: of the weights in `model_dir`.
+        deterministic: a token's bits depend on nothing but its own sequence (needs one thread and at least 4 slots; slower).
+
+    Raises:
+        EngineError: the model or the options do not fit.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        slots: int,
+        context_tokens: int,
+        threads: int = 1,
+        device: str = "cpu",
+        dtype: str = "float32",
+        weight_version: str = "0",
+        deterministic: bool = False,
+    ) -> None:
+        config = ModelConfig.load(model_dir)
+        if context_tokens > config.max_tokens:
+            raise EngineError(f"context_tokens is {context_tokens}, but the model was made for {config.max_tokens} positions")
+        if deterministic and threads != 1:
+            raise EngineError(f"deterministic mode needs one thread, got {threads}")
+        weights = Weights.load(model_dir, config, dtype=_DTYPES[dtype], device=device)
+        text = TokenText.load(model_dir, config.vocabulary)
+        runner = ModelRunner(weights, slots=slots, context_tokens=context_tokens)
+        self._scheduler = Scheduler(runner, text, version=weight_version, deterministic=deterministic)
+        limits = Limits(vocabulary=config.vocabulary, context_tokens=context_tokens, eos_ids=config.eos_ids)
+        self._generation = Generation(self._scheduler, limits, text, threads=threads)
+        self._updates = WeightUpdates(self._scheduler, self._generation.thread)
+        self._config = config
+        self._started_s = time.monotonic()
+        self._arguments: dict[str, Any] = {
+            "model_path": str(model_dir),
+            "tokenizer_path": str(model_dir),
+            "served_model_name": str(model_dir),
+            "context_length": context_tokens,
+            "max_running_requests": slots,
+            "device": device,
+            "dtype": dtype,
+            "tp_size": 1,
+            "dp_size": 1,
+            "weight_version": weight_version,
+            "enable_deterministic_inference": deterministic,
+            "load_format": "safetensors",
+        }
+        self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=REFUSALS)
+
+    def _routes(self) -> list[Route]:
+        control = Control(self._scheduler, self._generation.thread, self._updates)
+        posts = {
+            "/abort_request": control.abort,
+            "/pause_generation": control.pause,
+            "/continue_generation": control.resume,
+            "/init_weights_update_group": control.updating(self._updates.join),
+            "/destroy_weights_update_group": control.updating(self._updates.leave),
+            "/begin_weight_update": control.updating(lambda body: self._updates.begin()),
+            "/update_weights_from_distributed": control.updating(self._updates.receive),
+            "/end_weight_update": control.updating(lambda body: self._updates.end()),
+            "/update_weights_from_disk": control.updating(self._updates.from_disk, num_paused_requests=0),
+            "/update_weight_version": control.rename,
+            "/weights_checker": control.checksum,
+        }
+        gets: dict[str, Endpoint] = {
+            "/health": self._health,
+            "/health_generate": self._health,
+            "/ready": self._ready,
+            "/model_info": self._model_info,
+            "/get_model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/get_server_info": self._server_info,
+            "/v1/loads": self._loads,
+        }
+        return [
+            Route("/generate", self._generation, methods=["POST"]),
+            Route("/flush_cache", control.flush, methods=["GET", "POST"]),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
+            *(Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()),
+        ]
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._generation.start()
+        try:
+            yield
+        finally:
+            await self._generation.stop()
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=200 if self._generation.thread.alive else 503)
+
+    async def _ready(self, request: Request) -> Response:
+        return Response(status_code=200 if self._generation.thread.alive and self._scheduler.paused is None else 503)
+
+    async def _model_info(self, request: Request) -> Response:
+        names = ("model_path", "tokenizer_path", "served_model_name", "load_format")
+        return JSONResponse(
+            {name: self._arguments[name] for name in names}
+            | {
+                "is_generation": True,
+                "weight_version": self._scheduler.version,
+                "model_type": "qwen2",
+                "architectures": [self._config.architecture],
+            }
+        )
+
+    async def _server_info(self, request: Request) -> Response:
+        counted: dict[str, Any] = self._scheduler.counted()
+        context, slots = self._arguments["context_length"], self._arguments["max_running_requests"]
+        return JSONResponse(
+            self._arguments
+            | {
+                "version": SGLANG_VERSION,
+                "max_total_num_tokens": context * slots,
+                "max_req_input_len": context - 1,
+                "internal_states": [{}],
+                "staged_update": True,
+                "embedded": counted | {"uptime_s": time.monotonic() - self._started_s},
+            }
+        )
+
+    async def _loads(self, request: Request) -> Response:
+        load = self._scheduler.load()
+        counted = self._scheduler.counters
+        capacity = self._arguments["context_length"] * self._arguments["max_running_requests"]
+        entry = {
+            "dp_rank": 0,
+            "num_running_reqs": load["running"],
+            "num_waiting_reqs": load["waiting"],
+            "num_total_reqs": load["running"] + load["waiting"],
+            "num_used_tokens": load["used_tokens"],
+            "max_total_num_tokens": capacity,
+            "token_usage": load["used_tokens"] / capacity,
+            "gen_throughput": counted.generated_tokens / counted.busy_s if counted.busy_s else 0.0,
+        }
+        return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [entry]})

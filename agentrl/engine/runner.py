@@ -1,0 +1,173 @@
+"""The model's arithmetic: one forward over prompt chunks, one over single next tokens, both on a slot-wise KV cache.
+
+A slot is one row of the cache and holds the keys and values of one sequence, token p of the sequence at column p. Nothing here knows of
+requests: callers say which tokens go where.
+
+Dimensions: S slots, n rows at work, N tokens at work, L attended columns, C longest chunk, D hidden, H heads, K key-value heads, G = H / K,
+E head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentrl.engine.architecture import ModelConfig
+from agentrl.engine.weights import LayerWeights, Weights
+
+__all__ = ["Chunk", "ModelRunner"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Tokens that continue the sequence in `slot` from position `start` on."""
+
+    slot: int
+    tokens: Sequence[int]
+    start: int = 0
+
+
+class ModelRunner:
+    """A Qwen2 model with a KV cache of `slots` rows and `context_tokens` columns. Synchronous; one thread at a time."""
+
+    def __init__(self, weights: Weights, *, slots: int, context_tokens: int) -> None:
+        config = weights.config
+        self.weights = weights
+        self.config: ModelConfig = config
+        self.slots = slots
+        self.context_tokens = context_tokens
+        self.idle_position = context_tokens  # one column more than a sequence can fill: rows without a sequence write there
+        like = weights.embedding
+        shape = (slots, config.kv_heads, context_tokens + 1, config.head_size)
+        self._keys = [like.new_zeros(shape) for _ in range(config.layers)]
+        self._values = [like.new_zeros(shape) for _ in range(config.layers)]
+        self._cos, self._sin = _rope_tables(config, context_tokens + 1, like)
+        self._slots = torch.arange(slots, device=like.device)
+        self._columns = torch.arange(context_tokens + 1, device=like.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arithmetic happens."""
+        return self.weights.embedding.device
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[Chunk], *, attend: int | None = None) -> Tensor:
+        """Run chunks of several slots at once; the linear layers see no padding, attention is padded to the longest chunk.
+
+        Args:
+            attend: columns to attend to, by default up to the last position among the chunks; more only changes the shape of the work.
+
+        Returns:
+            Final hidden states, one per token, chunk after chunk. [N, D]
+        """
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        rows_N = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths)).to(self.device)
+        columns_N = torch.cat([self._columns[:length] for length in lengths])
+        starts_n = torch.tensor([chunk.start for chunk in chunks], device=self.device)
+        slots_n = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
+        positions_N, slots_N = starts_n[rows_N] + columns_N, slots_n[rows_N]
+        span = attend or max(chunk.start + length for chunk, length in zip(chunks, lengths, strict=True))
+        last_nC = starts_n[:, None] + self._columns[: max(lengths)]
+        mask_n1CL = self._mask(last_nC, span)[:, None]
+        x_ND = self.weights.embedding[torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)]
+        cos, sin = self._cos[positions_N, None], self._sin[positions_N, None]
+        for index, layer in enumerate(self.weights.layers):
+            q_NHE, k_NKE, v_NKE = self._project(x_ND, layer, cos, sin)
+            keys, values = self._keys[index], self._values[index]
+            keys[slots_N, :, positions_N] = k_NKE
+            values[slots_N, :, positions_N] = v_NKE
+            q_nCHE = q_NHE.new_zeros((len(chunks), max(lengths), *q_NHE.shape[1:]))
+            q_nCHE[rows_N, columns_N] = q_NHE
+            o_nHCE = F.scaled_dot_product_attention(
+                q_nCHE.transpose(1, 2), keys[:, :, :span][slots_n], values[:, :, :span][slots_n], attn_mask=mask_n1CL, enable_gqa=self._grouped
+            )
+            x_ND = self._finish_layer(x_ND, o_nHCE[rows_N, :, columns_N].flatten(1), layer)
+        return self._norm(x_ND, self.weights.norm)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor, positions: Tensor, *, attend: int) -> Tensor:
+        """Run one token in each of the slots 0..n-1.
+
+        Args:
+            tokens: [n] long.
+            positions: [n] long; `idle_position` for rows without a sequence, whose results mean nothing.
+            attend: columns to attend to, more than every position at work.
+
+        Returns:
+            Logits. [n, V]
+        """
+        config, n = self.config, len(tokens)
+        slots_n = self._slots[:n]
+        mask_n1L = self._mask(positions, attend)[:, None].expand(n, config.kv_heads, attend).reshape(n * config.kv_heads, 1, attend)
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
+        x_nD = self.weights.embedding[tokens]
+        for index, layer in enumerate(self.weights.layers):
+            q_nHE, k_nKE, v_nKE = self._project(x_nD, layer, cos, sin)
+            keys, values = self._keys[index], self._values[index]
+            keys[slots_n, :, positions] = k_nKE
+            values[slots_n, :, positions] = v_nKE
+            # heads that share keys are treated as queries of one head: one small product per (row, key-value head)
+            q_mGE = q_nHE.reshape(n * config.kv_heads, -1, config.head_size)
+            keys_mLE = keys[:n].flatten(0, 1)[:, :attend]
+            scores_mGL = torch.baddbmm(mask_n1L, q_mGE, keys_mLE.transpose(1, 2), alpha=config.head_size**-0.5)
+            o_mGE = torch.bmm(scores_mGL.softmax(-1), values[:n].flatten(0, 1)[:, :attend])
+            x_nD = self._finish_layer(x_nD, o_mGE.view(n, -1), layer)
+        return self.logits(self._norm(x_nD, self.weights.norm))
+
+    @torch.inference_mode()
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Final hidden states to logits in fp32. [N, V]"""
+        return F.linear(hidden_ND, self.weights.head).float()
+
+    @torch.inference_mode()
+    def swap(self, first: int, second: int, *, tokens: int) -> None:
+        """Exchange the first `tokens` columns of two slots."""
+        for cache in (*self._keys, *self._values):
+            kept = cache[first, :, :tokens].clone()
+            cache[first, :, :tokens] = cache[second, :, :tokens]
+            cache[second, :, :tokens] = kept
+
+    @torch.inference_mode()
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero slots: a value that is not a number would reach through the attention mask."""
+        for cache in (*self._keys, *self._values):
+            cache[list(slots)] = 0.0
+
+    @property
+    def _grouped(self) -> bool:
+        return self.config.heads != self.config.kv_heads
+
+    def _mask(self, last: Tensor, span: int) -> Tensor:
+        """Additive attention mask: 0 up to and with column `last`, -inf after. [*last.shape, span]"""
+        return torch.where(self._columns[:span] <= last[..., None], 0.0, float("-inf")).to(self._cos.dtype)
+
+    def _project(self, x_ND: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        qkv = F.linear(self._norm(x_ND, layer.input_norm), layer.qkv, layer.qkv_bias).view(len(x_ND), -1, config.head_size)
+        turned = _rotate(qkv[:, : config.heads + config.kv_heads], cos, sin)
+        return turned[:, : config.heads], turned[:, config.heads :], qkv[:, config.heads + config.kv_heads :]
+
+    def _finish_layer(self, x_ND: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+        x_ND = torch.addmm(x_ND, attended, layer.out.t())
+        gate, up = F.linear(self._norm(x_ND, layer.post_norm), layer.gate_up).chunk(2, -1)
+        return torch.addmm(x_ND, F.silu(gate).mul_(up), layer.down.t())
+
+    def _norm(self, x_ND: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x_ND, (self.config.hidden,), weight, self.config.norm_epsilon)
+
+
+def _rope_tables(config: ModelConfig, positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, as Qwen2 pairs them (i with i + E/2); the sin of the first half is negated. [positions, E] each"""
+    frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size))
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1).to(like), torch.cat([-sin, sin], -1).to(like)
+
+
+def _rotate(x_NHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x_NHE.shape[-1] // 2
+    return torch.addcmul(x_NHE * cos, torch.cat([x_NHE[..., half:], x_NHE[..., :half]], -1), sin)

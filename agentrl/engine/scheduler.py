@@ -1,0 +1,335 @@
+"""Continuous batching: which request runs in which slot, step by step, and under which version of the weights.
+
+    waiting ──admit──> prefilled ──> running ──stop──> finished (its slot is kept for a request that continues it)
+       ^                                │
+       └───────── retract ──────────────┘   a pause, or new weights: keys and values are dropped and computed again
+
+Owned by one thread. Nothing here waits or knows of HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.engine.lanes import Draws, Lanes
+from agentrl.engine.runner import Chunk, ModelRunner
+from agentrl.engine.sampling import sample
+from agentrl.engine.sequence import ABORTED, ABORTED_WAITING, FinishReason, Sequence
+from agentrl.engine.slots import SlotTable
+from agentrl.engine.stops import TokenText
+
+__all__ = ["Counters", "Scheduler"]
+
+_PREFILL_TOKENS = 4096  # padded tokens in one prefill forward: bounds its memory
+_ATTEND_STEP = 16  # attended columns grow in steps: fewer shapes, fewer allocations
+_SCORE_ROWS = 1024  # rows of logits alive at once while scoring a prompt
+_MIN_DETERMINISTIC_SLOTS = 4  # linear layers give other bits at one to three rows
+
+
+@dataclass(kw_only=True, slots=True)
+class Counters:
+    """What the engine has done since its start."""
+
+    generated_tokens: int = 0
+    prefill_tokens: int = 0  # computed, without those found in a kept slot
+    cached_tokens: int = 0
+    retractions: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    pause_s: float = 0.0
+
+
+class Scheduler:
+    """Requests in, finished sequences out.
+
+    Args:
+        deterministic: a token's bits depend on nothing but its own sequence: one shape of work each for prefill and for decoding, no reuse.
+    """
+
+    def __init__(self, runner: ModelRunner, text: TokenText | None, *, version: str, deterministic: bool = False) -> None:
+        if deterministic and runner.slots < _MIN_DETERMINISTIC_SLOTS:
+            raise ValueError(f"deterministic mode needs at least {_MIN_DETERMINISTIC_SLOTS} slots, got {runner.slots}")
+        self.runner = runner
+        self.version = version
+        self.paused: Literal["abort", "retract"] | None = None
+        self.counters = Counters()
+        self._text = text
+        self._deterministic = deterministic
+        self._table = SlotTable(runner.slots)
+        self._lanes = Lanes(runner.slots, runner.idle_position, runner.device)
+        self._waiting: dict[str, Sequence] = {}
+        self._running: dict[int, Sequence] = {}  # by slot
+        self._finished: list[Sequence] = []
+        self._paused_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return self.paused is None and bool(self._running or self._waiting)
+
+    def step(self) -> None:
+        """Prefill what can be admitted, then one token for everything that runs."""
+        started = time.perf_counter()
+        self._prefill(self._admit())
+        self._compact()
+        self._decode()
+        self.counters.steps += 1
+        self.counters.busy_s += time.perf_counter() - started
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self._waiting[sequence.request.rid] = sequence
+
+    def take_finished(self) -> list[Sequence]:
+        """The sequences that have ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, rid: str) -> None:
+        """End a request with what it has; an unknown one is ignored."""
+        if rid in self._waiting:
+            self._finish(self._waiting.pop(rid), ABORTED_WAITING)
+            return
+        for sequence in self._running.values():
+            if sequence.request.rid == rid:
+                self._finish(sequence, ABORTED)
+                return
+
+    def abort_all(self) -> None:
+        """End every request with what it has."""
+        for rid in [*self._waiting, *(sequence.request.rid for sequence in self._running.values())]:
+            self.abort(rid)
+
+    def pause(self, mode: Literal["abort", "retract"]) -> None:
+        """Stop after the last step; `retract` sends running requests back to the front of the queue, `abort` ends them."""
+        if self.paused is None:
+            self._paused_s = time.perf_counter()
+        self.paused = mode
+        if mode == "abort":
+            self.abort_all()
+        else:
+            self._retract()
+
+    def resume(self) -> None:
+        """Go on; harmless when not paused."""
+        if self.paused is not None:
+            self.counters.pause_s += time.perf_counter() - self._paused_s
+        self.paused = None
+
+    def flush(self) -> bool:
+        """Drop every cached prefix; False, and nothing done, while requests run."""
+        if self._running:
+            return False
+        self._table.drop_kept()
+        return True
+
+    def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
+        """New weights: all keys and values go, whatever runs is computed again under them, and further tokens carry `version`."""
+        self._retract()
+        self._table.drop_kept()
+        self.runner.weights.replace(tensors)
+        if version is not None:
+            self.version = version
+
+    def rename(self, version: str) -> None:
+        """The weights stay; tokens from here on carry `version`."""
+        self.version = version
+        for sequence in self._running.values():
+            sequence.mark_version(version)
+
+    def load(self) -> dict[str, int]:
+        """Requests and slots in use."""
+        used = sum(len(sequence.tokens) for sequence in self._running.values())
+        return {"running": len(self._running), "waiting": len(self._waiting), "used_tokens": used}
+
+    def counted(self) -> dict[str, float]:
+        """The counters, the current pause included."""
+        counted: dict[str, float] = asdict(self.counters)
+        if self.paused is not None:
+            counted["pause_s"] += time.perf_counter() - self._paused_s
+        return counted
+
+    def _retract(self) -> None:
+        """Running requests wait again, before the others; their slots are freed."""
+        retracted = {sequence.request.rid: sequence for sequence in self._running.values()}
+        for slot, sequence in self._running.items():
+            sequence.retractions += 1
+            sequence.slot = -1
+            self._table.release(slot)
+        self.counters.retractions += len(retracted)
+        self._running.clear()
+        self._table.drop_kept()
+        self._lanes.idle_all()
+        self._waiting = retracted | self._waiting
+
+    def _admit(self) -> list[tuple[Sequence, int]]:
+        """Waiting sequences that get a slot now, with the length of the prefix already in it."""
+        if not self._waiting or self.paused is not None:
+            return []
+        admitted: list[tuple[Sequence, int]] = []
+        for rid, sequence in list(self._waiting.items()):
+            # continuations first: a fresh request must not evict the prefix that another one waits to use
+            if not (self._deterministic or sequence.request.scores_prompt):
+                place = self._table.resume(sequence.tokens, sequence.request.extra_key)
+                if place is not None:
+                    sequence.slot, cached = place
+                    admitted.append((self._waiting.pop(rid), cached))
+        for rid, sequence in list(self._waiting.items()):
+            slot = self._table.take()
+            if slot is None:
+                break
+            sequence.slot = slot
+            admitted.append((self._waiting.pop(rid), 0))
+        return admitted
+
+    def _prefill(self, admitted: list[tuple[Sequence, int]]) -> None:
+        for sequence, cached in admitted:
+            sequence.cached_tokens = cached
+            self.counters.cached_tokens += cached
+            self._running[sequence.slot] = sequence
+        for share in self._shares(admitted):
+            self._prefill_share(share)
+
+    def _shares(self, admitted: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
+        """Cut into forwards of similar lengths, each within the bound on padded tokens; one sequence each in deterministic mode."""
+        shares: list[list[tuple[Sequence, int]]] = []
+        longest = 0
+        for sequence, cached in sorted(admitted, key=lambda item: len(item[0].tokens) - item[1], reverse=True):
+            if not shares or self._deterministic or (len(shares[-1]) + 1) * longest > _PREFILL_TOKENS:
+                shares.append([])
+                longest = len(sequence.tokens) - cached
+            shares[-1].append((sequence, cached))
+        return shares
+
+    def _prefill_share(self, share: list[tuple[Sequence, int]]) -> None:
+        """One forward over several sequences, and the first new token of each."""
+        chunks = [Chunk(slot=sequence.slot, tokens=sequence.tokens[cached:], start=cached) for sequence, cached in share]
+        ends, total = [], 0
+        for chunk in chunks:
+            total += len(chunk.tokens)
+            ends.append(total)
+        self.counters.prefill_tokens += total
+        hidden_ND = self._forward(chunks)
+        for (sequence, _), end in zip(share, ends, strict=True):
+            sequence.mark_version(self.version)
+            if sequence.request.scores_prompt and sequence.prompt_logprobs is None:
+                self._score(sequence, hidden_ND[end - len(sequence.tokens) : end])
+        sampled = [(sequence, end) for (sequence, _), end in zip(share, ends, strict=True) if sequence.request.params.max_new_tokens > 0]
+        for sequence, _ in share:
+            if sequence.request.params.max_new_tokens == 0:
+                self._finish(sequence, {"type": "length", "length": 0})
+        if sampled:
+            sequences = [sequence for sequence, _ in sampled]
+            draws = Draws.of(sequences, self.runner.device)
+            logits_nV = self.runner.logits(hidden_ND[[end - 1 for _, end in sampled]])
+            tokens_n, logprobs_n = sample(logits_nV, draws.temperatures, draws.uniforms(len(sequences)))
+            self._accept(sequences, tokens_n.tolist(), logprobs_n.tolist())
+            for sequence in sequences:
+                if sequence.slot >= 0:
+                    self._lanes.place(sequence.slot, sequence)
+
+    def _forward(self, chunks: list[Chunk]) -> Tensor:
+        if not self._deterministic:
+            return self.runner.prefill(chunks)
+        [chunk] = chunks
+        context = self.runner.context_tokens
+        padded = Chunk(slot=chunk.slot, tokens=[*chunk.tokens, *([0] * (context - len(chunk.tokens)))])
+        return self.runner.prefill([padded], attend=context)[: len(chunk.tokens)]
+
+    def _score(self, sequence: Sequence, hidden_TD: Tensor) -> None:
+        """The prompt's log-probs, at temperature 1 as SGLang's are."""
+        ids = sequence.request.input_ids
+        first = max(sequence.request.logprob_start, 1)
+        scores: list[float] = []
+        for start in range(first, len(ids), _SCORE_ROWS):
+            targets = torch.tensor(ids[start : start + _SCORE_ROWS], device=self.runner.device)
+            logits = self.runner.logits(hidden_TD[start - 1 : start - 1 + len(targets)])
+            scores += logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+        sequence.prompt_logprobs = scores
+
+    def _compact(self) -> None:
+        """Bring running requests into low slots where decoding would compute many rows for nothing."""
+        while self._running and (highest := max(self._running)) > 1.25 * len(self._running) + 4 and not self._deterministic:
+            lower = self._table.lowest_below(highest)
+            if lower is None:
+                return
+            held = self._table.move(highest, lower)
+            sequence = self._running.pop(highest)
+            self.runner.swap(highest, lower, tokens=max(held, len(sequence.computed_tokens)))
+            self._lanes.idle(highest)
+            self._lanes.place(lower, sequence)
+            sequence.slot = lower
+            self._running[lower] = sequence
+
+    def _decode(self) -> None:
+        if not self._running:
+            return
+        rows, attend = self.runner.slots, self.runner.context_tokens
+        if not self._deterministic:
+            rows = max(self._running) + 1
+            longest = max(len(sequence.request.input_ids) + len(sequence.output) for sequence in self._running.values())
+            attend = min(math.ceil(longest / _ATTEND_STEP) * _ATTEND_STEP, attend)
+        lanes = self._lanes
+        logits_nV = self.runner.decode(lanes.tokens[:rows], lanes.positions[:rows], attend=attend)
+        tokens_n, logprobs_n = sample(logits_nV, lanes.draws.temperatures[:rows], lanes.draws.uniforms(rows))
+        lanes.advance(tokens_n)
+        tokens, logprobs = tokens_n.tolist(), logprobs_n.tolist()
+        running = list(self._running.values())
+        self._accept(running, [tokens[sequence.slot] for sequence in running], [logprobs[sequence.slot] for sequence in running])
+
+    def _accept(self, sequences: Many[Sequence], tokens: Many[int], logprobs: Many[float]) -> None:
+        """One new token per sequence."""
+        self.counters.generated_tokens += len(sequences)
+        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
+            output = sequence.output
+            output.append(token)
+            sequence.logprobs.append(logprob)
+            if token in sequence.watched or len(output) >= sequence.limit:
+                reason = self._reason(sequence, token)
+                if reason is not None:
+                    self._finish(sequence, reason)
+        if not math.isfinite(math.fsum(logprobs)):
+            self._fail_broken(sequences)
+
+    def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Why the sequence ends with its newest token, in SGLang's order: length, then stop tokens, then stop strings."""
+        params = sequence.request.params
+        if len(sequence.output) >= sequence.limit:
+            return {"type": "length", "length": len(sequence.output)}
+        if token in params.stop_ids:
+            return {"type": "stop", "matched": token}
+        matched = self._text.matched(sequence.output, params.stop) if self._text is not None and params.stop else None
+        return None if matched is None else {"type": "stop", "matched": matched}
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.slot >= 0:
+            del self._running[sequence.slot]
+            self._lanes.idle(sequence.slot)
+            if self._deterministic:
+                self._table.release(sequence.slot)
+            else:
+                self._table.keep(sequence.slot, sequence.computed_tokens, sequence.request.extra_key)
+        sequence.slot = -1
+        sequence.finish = reason
+        sequence.version = self.version
+        sequence.finished_s = time.time()
+        self._finished.append(sequence)
+
+    def _fail_broken(self, sequences: Many[Sequence]) -> None:
+        """Weights that overflow must not look like samples: what was drawn from them is an error, and nothing of it stays in the cache."""
+        reason = {"type": "abort", "message": "the model's logits are not finite", "status_code": 500, "err_type": "InternalServerError"}
+        for sequence in sequences:
+            if not math.isfinite(sequence.logprobs[-1]):
+                if sequence.finish is None:
+                    self._finish(sequence, reason)
+                sequence.finish = reason
+        self._retract()
+        self.runner.clear(range(self.runner.slots))

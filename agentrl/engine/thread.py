@@ -1,0 +1,122 @@
+"""The one thread that owns the scheduler: it runs commands between steps, and steps while there is work."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.sequence import Sequence
+from agentrl.errors import EngineUnavailable
+
+__all__ = ["EngineThread"]
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Started and stopped by whoever serves it.
+
+    Args:
+        deliver: called in the engine thread with the sequences that a step finished.
+        on_failure: called in the engine thread once, if it breaks; nothing is served after that.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        threads: int,
+        deliver: Callable[[list[Sequence]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._threads = threads
+        self._deliver = deliver
+        self._on_failure = on_failure
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it serves."""
+        return self._thread.is_alive() and self._failure is None
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the current step and wait for that; calls that were not begun fail."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def call(self, command: Callable[[], T]) -> Future[T]:
+        """Run `command` in the engine thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(command())
+            except Exception as error:  # blast radius of one command: its caller gets it, the engine goes on
+                future.set_exception(error)
+
+        self.post(run)
+        return future
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Like `call` for commands that neither fail nor answer.
+
+        Raises:
+            EngineUnavailable: the engine has broken or is closing.
+        """
+        with self._wake:
+            if self._closing or self._failure is not None:
+                raise EngineUnavailable(f"the engine thread has ended: {self._failure or 'it was closed'}")
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        """Serve.
+
+        consumes      commands
+        produces      finished sequences
+        waits for     a command, while the scheduler has nothing to do
+        unblocked by  stop()
+        """
+        torch.set_num_threads(self._threads)  # OpenMP keeps this number by thread
+        try:
+            while self._take_commands():
+                if self._scheduler.busy:
+                    self._scheduler.step()
+                finished = self._scheduler.take_finished()
+                if finished:
+                    self._deliver(finished)
+        except Exception as error:  # blast radius of the engine: its requests are answered, its health turns bad, the process lives
+            with self._wake:
+                self._failure = error
+            self._on_failure(error)
+
+    def _take_commands(self) -> bool:
+        """Run what has come in, waiting for it if there is nothing else to do. False once closing."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._inbox or self._closing or self._scheduler.busy)
+            commands = list(self._inbox)
+            self._inbox.clear()
+            if self._closing:
+                return False
+        for command in commands:
+            command()
+        return True

@@ -1,0 +1,214 @@
+"""New weights while tokens are made: received into staging, checked, and committed whole between two decode steps.
+
+    group: init ───────────────────────────────────────────> destroy
+    session:      begin ── bucket, bucket, ... (staged) ── end: commit
+
+Nothing reaches the live weights before `end`. A session with a failed bucket, or whose group was destroyed meanwhile, commits nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.collective import broadcast, join_update_group, leave_update_group, split_bucket, tensor_bytes, torch_dtype
+from agentrl.engine.architecture import ModelConfig
+from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.thread import EngineThread
+from agentrl.engine.weights import read_tensors
+from agentrl.errors import EngineError, EngineRefused, PublishError
+
+__all__ = ["WeightUpdates"]
+
+GROUP_TIMEOUT_S = 60.0  # a member of a group that waits for a dead peer waits this long, unless the request says otherwise
+NOT_IN_SESSION = "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
+
+
+@dataclass(kw_only=True, slots=True)
+class Session:
+    """What has been received between `begin` and now."""
+
+    staged: dict[str, Tensor] = field(default_factory=dict)
+    version: str | None = None
+    groups: set[str] = field(default_factory=set)
+    broken: str = ""  # why nothing of it may be committed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """The tensors that one update request announces."""
+
+    names: list[str]
+    dtypes: list[torch.dtype]
+    shapes: list[tuple[int, ...]]
+    flattened: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size on the wire."""
+        return sum(tensor_bytes(dtype, shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
+
+
+class WeightUpdates:
+    """Groups, the open session, and the way of tensors into the scheduler. Lives on one event loop; blocking work runs in threads."""
+
+    def __init__(self, scheduler: Scheduler, thread: EngineThread) -> None:
+        self._scheduler = scheduler
+        self._thread = thread
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._session: Session | None = None
+        self._turn = asyncio.Lock()  # buckets come in order: the members of a group must agree on the order of collectives
+
+    async def join(self, body: Mapping[str, Any]) -> str:
+        """Form a group with a learner that forms it at the same time."""
+        name = _text(body, "group_name")
+        if name in self._groups:
+            raise EngineRefused(f"group {name!r} exists already; destroy it first")
+        world, rank = _number(body, "world_size"), _number(body, "rank_offset")
+        if not 0 < rank < world:
+            raise EngineRefused(f"rank_offset must be from 1 to world_size - 1 = {world - 1}, got {rank}")
+        self._groups[name] = await asyncio.to_thread(
+            join_update_group,
+            master_address=_text(body, "master_address"),
+            master_port=_number(body, "master_port"),
+            rank=rank,
+            world_size=world,
+            group_name=name,
+            backend=body.get("backend") or "nccl",
+            timeout_s=float(body.get("timeout_s") or GROUP_TIMEOUT_S),
+        )
+        return "Succeeded to initialize custom process group."
+
+    async def leave(self, body: Mapping[str, Any]) -> str:
+        """Drop a group; a session that received from it will commit nothing."""
+        name = _text(body, "group_name")
+        group = self._groups.pop(name, None)
+        if group is None:
+            raise EngineRefused("The group to be destroyed does not exist.")
+        if self._session is not None and (name in self._session.groups or not self._session.staged):
+            self._session.broken = f"its group {name!r} was destroyed before its end"
+        await asyncio.to_thread(leave_update_group, group)
+        return "Succeeded to destroy custom process group."
+
+    async def begin(self) -> str:
+        """Open a session."""
+        if self._session is not None:
+            raise EngineRefused("begin_weight_update(): a weight update is already open; end it first")
+        self._session = Session()
+        return "Success"
+
+    async def receive(self, body: Mapping[str, Any]) -> str:
+        """Receive one bucket into staging; generation goes on."""
+        if self._session is None:
+            raise EngineRefused(NOT_IN_SESSION)
+        async with self._turn:
+            session = self._session
+            if session is None:
+                raise EngineRefused(NOT_IN_SESSION)
+            bucket, version = self._checked(body), _optional_text(body, "weight_version")
+            name = _text(body, "group_name")
+            if name not in self._groups:
+                raise EngineRefused(f"group {name!r} does not exist: it was destroyed, or never initialised")
+            session.groups.add(name)
+            try:
+                received = await asyncio.to_thread(_receive, bucket, self._groups[name], self._scheduler.runner.device)
+            except PublishError as error:
+                session.broken = session.broken or str(error)
+                raise
+            session.staged |= self._scheduler.runner.weights.checked(received, complete=False)
+            session.version = version if version is not None else session.version
+        return "Succeeded to update parameter online." + (f" Weight version updated to {version}." if version is not None else "")
+
+    async def end(self) -> str:
+        """Commit what the session received."""
+        async with self._turn:
+            if self._session is None:
+                raise EngineRefused("end_weight_update(): no weight update is open")
+            session, self._session = self._session, None
+            if session.broken:
+                raise EngineRefused(f"the weight update was dropped whole, the weights are unchanged: {session.broken}")
+            if session.staged:
+                await self.commit(session.staged, session.version)
+        return "Success"
+
+    async def from_disk(self, body: Mapping[str, Any]) -> str:
+        """Replace all weights by those of a model directory."""
+        path, version = Path(_text(body, "model_path")), _optional_text(body, "weight_version")
+        async with self._turn:
+            tensors = await asyncio.to_thread(self._read, path)
+            if body.get("abort_all_requests"):
+                await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
+            await self.commit(tensors, version)
+        return "Succeeded to update model weights." + (f" Weight version updated to {version}." if version is not None else "")
+
+    async def rename(self, body: Mapping[str, Any]) -> str:
+        """Give the weights as they are another version. Returns it."""
+        version = _text(body, "new_version")
+        if body.get("abort_all_requests", True):
+            await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
+        await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.rename(version)))
+        return version
+
+    async def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
+        """Bring checked tensors to life between two steps."""
+        await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.commit(tensors, version)))
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        weights = self._scheduler.runner.weights
+        if ModelConfig.load(path).parameters() != weights.config.parameters():
+            raise EngineError(f"{path}: its architecture is not that of the model being served")
+        return weights.checked(read_tensors(path), complete=True)
+
+    def _checked(self, body: Mapping[str, Any]) -> Bucket:
+        """The announced bucket, every tensor of it known: afterwards the sizes of the collective are certain."""
+        names, dtypes, shapes = (body.get(field) for field in ("names", "dtypes", "shapes"))
+        if not (isinstance(names, list) and isinstance(dtypes, list) and isinstance(shapes, list) and len(names) == len(dtypes) == len(shapes) > 0):
+            raise EngineRefused("names, dtypes and shapes must be lists of one length, at least 1")
+        if body.get("load_format") not in (None, "flattened_bucket"):
+            raise EngineRefused(f"load_format must be null or 'flattened_bucket', got {body['load_format']!r}")
+        bucket = Bucket(
+            names=[str(name) for name in names],
+            dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
+            shapes=[tuple(int(size) for size in shape) for shape in shapes],
+            flattened=body.get("load_format") == "flattened_bucket",
+        )
+        for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+            self._scheduler.runner.weights.check(name, shape)
+        return bucket
+
+
+def _receive(bucket: Bucket, group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
+    if bucket.flattened:
+        buffer = torch.empty(bucket.bytes, dtype=torch.uint8, device=device)
+        broadcast(buffer, group)
+        return split_bucket(buffer, bucket.names, bucket.dtypes, bucket.shapes)
+    tensors: dict[str, Tensor] = {}
+    for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+        tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+        broadcast(tensors[name], group)
+    return tensors
+
+
+def _text(body: Mapping[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value:
+        raise EngineRefused(f"{field} must be a non-empty string, got {value!r}")
+    return value
+
+
+def _optional_text(body: Mapping[str, Any], field: str) -> str | None:
+    return None if body.get(field) is None else _text(body, field)
+
+
+def _number(body: Mapping[str, Any], field: str) -> int:
+    value = body.get(field)
+    if type(value) is not int:
+        raise EngineRefused(f"{field} must be an integer, got {value!r}")
+    return value
