@@ -73,7 +73,8 @@ def _smoked(document: Node, asked: list[Override]) -> tuple[Node, list[ConfigErr
     own, refused = _smoke_section(document)
     preview, _ = override(document, [*own, *asked])
     origin = Origin(label="--smoke")
-    small = [Override(path=parse_path(key, origin), node=plant(value, origin, origin)) for key, value in smoke_overrides(plain(preview)).items()]
+    made = smoke_overrides(plain(resolve_paths(preview)))
+    small = [Override(path=parse_path(key, origin), node=plant(value, origin, origin)) for key, value in made.items()]
     document, unfit = override(document, [*small, *own, *asked])
     applied = {name: child for name, child in document.value.items() if name != "smoke"}
     return Node(value=applied, origin=document.origin), refused + unfit

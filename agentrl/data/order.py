@@ -32,7 +32,7 @@ _SLOTS, _TASKS = 1, 2
 class TaskOrder:
     """The task of every ordinal.
 
-    Shuffles are made when first needed and kept: 8 bytes for every task issued, so an ordinal costs O(1) amortised in any order.
+    Shuffles are made when first needed and kept, some 16 bytes for every task issued, so an ordinal costs O(1) amortised in any order.
 
     Raises:
         ConfigError: some sources have a weight and others none, or a weight amounts to less than one task per epoch.
@@ -42,32 +42,36 @@ class TaskOrder:
         self._parts = tasks.parts
         self._seed, self._shuffle = seed, shuffle
         self._quotas = _quotas([len(part) for part in self._parts], [source.weight for source in sources])
-        self._sources = np.repeat(np.arange(len(self._quotas)), self._quotas)  # [size] source of each slot before it is shuffled
-        self._ranks = np.concatenate([np.arange(quota) for quota in self._quotas])  # [size] ... and its rank within the source
-        self._slots: dict[int, Indices] = {}
+        self._epochs: dict[int, tuple[Indices, Indices]] = {}
         self._passes: dict[tuple[int, int], Indices] = {}
 
     @property
     def size(self) -> int:
         """Tasks per epoch."""
-        return len(self._sources)
+        return sum(self._quotas)
 
     def task(self, ordinal: int) -> Task:
         """The task of an ordinal >= 0."""
         if ordinal < 0:
             raise IndexError(f"a task ordinal is >= 0, got {ordinal}")
         epoch, position = divmod(ordinal, self.size)
-        slot = self._slots_of(epoch)[position]
-        source = int(self._sources[slot])
-        past, index = divmod(epoch * self._quotas[source] + int(self._ranks[slot]), len(self._parts[source]))
-        return self._parts[source][int(self._pass_of(source, past)[index])]
+        sources, ranks = self._epoch(epoch)
+        source = int(sources[position])
+        past, index = divmod(epoch * self._quotas[source] + int(ranks[position]), len(self._parts[source]))
+        return self._parts[source][int(self._pass(source, past)[index])]
 
-    def _slots_of(self, epoch: int) -> Indices:
-        if epoch not in self._slots:
-            self._slots[epoch] = self._permutation(self.size, _SLOTS, epoch) if self._shuffle else self._even_mixture()
-        return self._slots[epoch]
+    def _epoch(self, epoch: int) -> tuple[Indices, Indices]:
+        """For each position of an epoch the source its task is from, and how many of that source's came before it in the epoch."""
+        if epoch not in self._epochs:
+            sources = np.repeat(np.arange(len(self._quotas)), self._quotas)
+            sources = sources[self._permutation(self.size, _SLOTS, epoch)] if self._shuffle else sources[self._even_mixture()]
+            ranks = np.zeros_like(sources)
+            for source, quota in enumerate(self._quotas):
+                ranks[sources == source] = np.arange(quota)
+            self._epochs[epoch] = sources, ranks
+        return self._epochs[epoch]
 
-    def _pass_of(self, source: int, past: int) -> Indices:
+    def _pass(self, source: int, past: int) -> Indices:
         """The order in which a source's tasks come when it has been gone through `past` times before."""
         key = (source, past) if self._shuffle else (source, 0)
         if key not in self._passes:
@@ -80,10 +84,11 @@ class TaskOrder:
         return np.random.RandomState(mix(self._seed, *names) & 0xFFFFFFFF).permutation(count)
 
     def _even_mixture(self) -> Indices:
-        """Unshuffled: one source as it is; several with weights spread evenly over the epoch; without weights one after the other."""
+        """Unshuffled: without weights one source after the other, with weights spread evenly over the epoch."""
         if [len(part) for part in self._parts] == self._quotas:
             return np.arange(self.size)
-        return np.argsort((self._ranks + 0.5) / np.repeat(self._quotas, self._quotas), kind="stable")
+        ranks = np.concatenate([np.arange(quota) for quota in self._quotas])
+        return np.argsort((ranks + 0.5) / np.repeat(self._quotas, self._quotas), kind="stable")
 
 
 def total_steps(run: RunRecipe, size: int, groups_per_batch: int) -> int | None:
