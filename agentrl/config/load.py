@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def _validated(document: Node) -> tuple[Recipe | None, list[str]]:
         return None, endless
     try:
         recipe = Recipe.model_validate_json(json.dumps(value), strict=True)
-        return recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": str(Path(recipe.run.dir).expanduser().absolute())})}), []
+        return recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": os.path.abspath(Path(recipe.run.dir).expanduser())})}), []
     except ValidationError as error:
         return None, [str(problem) for problem in problems_of(error, document, Recipe)]
 

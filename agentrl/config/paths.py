@@ -6,6 +6,7 @@ makes) and `hub:NAME` stay as they are, and so does a model's name on the hub wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def _absolute(node: Node, whole: tuple[str, ...]) -> str:
     found = next((folder / path for folder in folders if (folder / path).exists()), None)
     if found is None and whole in _MODELS and not path.is_absolute() and not text.startswith("."):
         return text
-    return str((found or Path.cwd() / path).absolute())
+    return os.path.abspath(found or path)
 
 
 def _places(value: Any, pattern: tuple[str, ...], above: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ...], Any]]:

@@ -162,7 +162,7 @@ class TaskSource(Section):
     """A file of tasks, or a class that yields them."""
 
     path: str | None = None
-    """JSONL; with the `data` extra also .parquet, or `hub:NAME[:SPLIT]`."""
+    """JSONL; with the `data` extra also .parquet, or `hub:ORG/NAME[/CONFIG][:SPLIT]`."""
     factory: str | None = None
     """`module:Class(**options)`, an iterable of `agentrl.types.Task`."""
     options: dict[str, Any] = {}

@@ -21,7 +21,7 @@ Row = tuple[str, Any]  # (place, e.g. "tasks.jsonl:12"; the row)
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a `.jsonl` or `.parquet` file, or of `hub:NAME[:SPLIT]` (split `train` where none is given).
+    """The rows of a `.jsonl` or `.parquet` file, or of `hub:ORG/NAME[/CONFIG][:SPLIT]` (split `train` where none is given).
 
     Raises:
         DataError: it is not there, cannot be read, or needs what is not installed.
@@ -78,10 +78,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _hub_rows(path: str) -> Iterator[Row]:
-    name, _, split = path.removeprefix(HUB).partition(":")
+    address, _, split = path.removeprefix(HUB).partition(":")
+    organisation, _, rest = address.partition("/")
+    name, _, config = rest.partition("/")
     datasets = _extra("datasets", path)
     try:
-        rows = datasets.load_dataset(name, split=split or "train")
+        rows = datasets.load_dataset(f"{organisation}/{name}" if name else organisation, config or None, split=split or "train")
     except (OSError, ValueError) as error:  # not found, no network, no such split: the library's errors are of these two kinds
         raise DataError(f"{path}: the data set cannot be loaded: {error}") from error
     for number, row in enumerate(rows):
