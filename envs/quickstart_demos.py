@@ -11,7 +11,8 @@ Demonstrations follow a script that errs on purpose (`Skill`), on knowledge base
 the procedure can be learned, and that not well: reinforcement learning has to do the rest.
 
 Rows come in the order of the curriculum. Which phase a row belongs to depends on how many steps the rows before it make, so the
-generator cuts them into steps the way the warm start does: `pool` rows at a time, sorted by length, cut at `tokens_per_step` padded tokens.
+generator cuts them into steps the way the warm start does: `pool` rows at a time, sorted by length, cut at `tokens_per_step` padded tokens;
+what does not fill a step waits for the next pool.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INFORMATION = " <information> {passages} </information> "
 
 THROW_AWAY = Size(people=12, cities=8, countries=4, books=6, companies=6)
 DEMOS_PER_KB = 64
-MARGIN = 1.15  # rows beyond the last step, for a warm start that cuts or drops a little more than `_steps_of` supposes
+MARGIN = 1.05  # rows beyond the last step, should a warm start need a few more
 TWO_HOP_SHARE = 0.6
 PASSAGES = 3
 
@@ -65,11 +66,12 @@ CURRICULUM = (
 def warm_start_rows(rng: random.Random, *, steps: int, tokens_per_step: int, pool: int) -> Iterator[list[Segment]]:
     """Rows for `steps` steps of `tokens_per_step` padded tokens, and some more, in the order of the curriculum."""
     writer = _Writer(rng)
-    done = 0
-    while done <= MARGIN * steps:
-        phase = next((phase for phase in CURRICULUM if done < phase.until * steps), CURRICULUM[-1])
-        rows = [writer.row(phase) for _ in range(pool)]
-        done += _steps_of(rows, tokens_per_step)
+    steps_so_far, waiting = 0, list[int]()
+    while steps_so_far <= MARGIN * steps:
+        phase = next((phase for phase in CURRICULUM if steps_so_far < phase.until * steps), CURRICULUM[-1])
+        rows = [writer.row(phase) for _ in range(pool - len(waiting))]
+        cut, waiting = _cut([*waiting, *map(_length, rows)], tokens_per_step)
+        steps_so_far += cut
         yield from rows
 
 
@@ -169,11 +171,15 @@ class _Writer:
         return [(f"<bos> {first}", False), (" ".join(facts[:3]), True)]
 
 
-def _steps_of(rows: list[list[Segment]], tokens_per_step: int) -> int:
-    """How many steps the warm start makes of a pool of rows: longest last, as many as fit when padded to the longest."""
-    steps, size = 0, 0
-    for length in sorted(sum(len(text.split()) for text, _ in row) for row in rows):  # every word is one token
-        if size == 0 or (size + 1) * length > tokens_per_step:
-            steps, size = steps + 1, 0
-        size += 1
-    return steps
+def _length(row: list[Segment]) -> int:
+    return sum(len(text.split()) for text, _ in row)  # every word is one token
+
+
+def _cut(lengths: list[int], tokens_per_step: int) -> tuple[int, list[int]]:
+    """How many steps the warm start makes of rows of these lengths, as many as fit when padded to the longest; and what is left for later."""
+    steps, step = 0, list[int]()
+    for length in sorted(lengths):
+        if step and (len(step) + 1) * length > tokens_per_step:
+            steps, step = steps + 1, []
+        step.append(length)
+    return (steps, step) if steps else (1, [])
