@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import PublishError
 
@@ -55,7 +56,7 @@ def join_update_group(
     """
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, world_size = next(iter(c10d.rendezvous(f"tcp://{master_address}:{master_port}", rank, world_size, timeout=timeout)))
+        store, rank, world_size = next(iter(rendezvous(f"tcp://{master_address}:{master_port}", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
         group, _ = c10d._new_process_group_helper(
             world_size,

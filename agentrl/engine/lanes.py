@@ -26,16 +26,15 @@ class Draws:
     def of(cls, sequences: Many[Sequence], device: torch.device) -> Draws:
         """One row per sequence, for its next token."""
         draws = cls(len(sequences), device)
-        for row, sequence in enumerate(sequences):
-            draws.place(row, sequence)
+        draws.place(list(range(len(sequences))), sequences)
         return draws
 
-    def place(self, row: int, sequence: Sequence) -> None:
-        """The row samples the sequence's next token."""
-        params = sequence.request.params
-        self.seeds[row] = params.seed
-        self.positions[row] = params.position + len(sequence.output)
-        self.temperatures[row] = params.temperature
+    def place(self, rows: list[int], sequences: Many[Sequence]) -> None:
+        """Each row samples its sequence's next token."""
+        params = [sequence.request.params for sequence in sequences]
+        self.seeds[rows] = [each.seed for each in params]
+        self.positions[rows] = [each.position + len(sequence.output) for each, sequence in zip(params, sequences, strict=True)]
+        self.temperatures[rows] = torch.tensor([each.temperature for each in params], device=self.temperatures.device)
 
     def uniforms(self, rows: int) -> Tensor:
         """The uniform numbers of the first `rows` rows. fp64 [rows]"""
@@ -52,12 +51,14 @@ class Lanes:
         self._steps = torch.zeros(slots, dtype=torch.long, device=device)  # 1 where a sequence runs
         self._idle_position = idle_position
 
-    def place(self, slot: int, sequence: Sequence) -> None:
-        """The sequence's newest output token is the slot's next input."""
-        self.tokens[slot] = sequence.output[-1]
-        self.positions[slot] = len(sequence.request.input_ids) + len(sequence.output) - 1
-        self._steps[slot] = 1
-        self.draws.place(slot, sequence)
+    def place(self, sequences: Many[Sequence]) -> None:
+        """Each sequence's newest output token is its slot's next input."""
+        slots = [sequence.slot for sequence in sequences]
+        if slots:
+            self.tokens[slots] = torch.tensor([sequence.output[-1] for sequence in sequences], device=self.tokens.device)
+            self.positions[slots] = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences], device=self.tokens.device)
+            self._steps[slots] = 1
+            self.draws.place(slots, sequences)
 
     def idle(self, slot: int) -> None:
         """No sequence runs in the slot."""

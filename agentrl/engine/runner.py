@@ -55,37 +55,39 @@ class ModelRunner:
         return self.weights.embedding.device
 
     @torch.inference_mode()
-    def prefill(self, chunks: Sequence[Chunk], *, attend: int | None = None) -> Tensor:
+    def prefill(self, chunks: Sequence[Chunk], *, attend: int | None = None, every_token: bool = False) -> Tensor:
         """Run chunks of several slots at once; the linear layers see no padding, attention is padded to the longest chunk.
 
         Args:
             attend: columns to attend to, by default up to the last position among the chunks; more only changes the shape of the work.
+            every_token: by default only the last token of each chunk goes through all of the last layer: of the others it is enough to know
+                their keys and values.
 
         Returns:
-            Final hidden states, one per token, chunk after chunk. [N, D]
+            Final hidden states: one per chunk [n, D], or one per token, chunk after chunk [N, D].
         """
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        rows_N = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths)).to(self.device)
-        columns_N = torch.cat([self._columns[:length] for length in lengths])
-        starts_n = torch.tensor([chunk.start for chunk in chunks], device=self.device)
-        slots_n = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
-        positions_N, slots_N = starts_n[rows_N] + columns_N, slots_n[rows_N]
-        span = attend or max(chunk.start + length for chunk, length in zip(chunks, lengths, strict=True))
-        last_nC = starts_n[:, None] + self._columns[: max(lengths)]
-        mask_n1CL = self._mask(last_nC, span)[:, None]
-        x_ND = self.weights.embedding[torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)]
-        cos, sin = self._cos[positions_N, None], self._sin[positions_N, None]
+        batch = _PrefillBatch.of(chunks, attend=attend, device=self.device)
+        mask_n1CL = self._mask(batch.grid_nC, batch.attend)[:, None]
+        x_ND = self.weights.embedding[batch.tokens_N]
+        cos, sin = self._cos[batch.positions_N, None], self._sin[batch.positions_N, None]
         for index, layer in enumerate(self.weights.layers):
             q_NHE, k_NKE, v_NKE = self._project(x_ND, layer, cos, sin)
             keys, values = self._keys[index], self._values[index]
-            keys[slots_N, :, positions_N] = k_NKE
-            values[slots_N, :, positions_N] = v_NKE
-            q_nCHE = q_NHE.new_zeros((len(chunks), max(lengths), *q_NHE.shape[1:]))
-            q_nCHE[rows_N, columns_N] = q_NHE
-            o_nHCE = F.scaled_dot_product_attention(
-                q_nCHE.transpose(1, 2), keys[:, :, :span][slots_n], values[:, :, :span][slots_n], attn_mask=mask_n1CL, enable_gqa=self._grouped
-            )
-            x_ND = self._finish_layer(x_ND, o_nHCE[rows_N, :, columns_N].flatten(1), layer)
+            keys[batch.slots_N, :, batch.positions_N] = k_NKE
+            values[batch.slots_N, :, batch.positions_N] = v_NKE
+            span_nKLE = keys[:, :, : batch.attend][batch.slots_n], values[:, :, : batch.attend][batch.slots_n]
+            if index < len(self.weights.layers) - 1 or every_token:
+                # rows of padding hold whatever memory held: nothing reads what they attend to
+                q_nCHE = q_NHE.new_empty((*batch.grid_nC.shape, *q_NHE.shape[1:]))
+                q_nCHE[batch.rows_N, batch.columns_N] = q_NHE
+                o_nHCE = F.scaled_dot_product_attention(q_nCHE.transpose(1, 2), *span_nKLE, attn_mask=mask_n1CL, enable_gqa=self._grouped)
+                o_NHE = o_nHCE[batch.rows_N, :, batch.columns_N]
+            else:
+                x_ND, mask_n11L = x_ND[batch.last_n], self._mask(batch.positions_N[batch.last_n], batch.attend)[:, None, None]
+                o_NHE = F.scaled_dot_product_attention(
+                    q_NHE[batch.last_n, :, None], *span_nKLE, attn_mask=mask_n11L, enable_gqa=self._grouped
+                ).squeeze(2)
+            x_ND = self._finish_layer(x_ND, o_NHE.flatten(1), layer)
         return self._norm(x_ND, self.weights.norm)
 
     @torch.inference_mode()
@@ -158,6 +160,43 @@ class ModelRunner:
 
     def _norm(self, x_ND: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x_ND, (self.config.hidden,), weight, self.config.norm_epsilon)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PrefillBatch:
+    """Where every token of a prefill comes from and goes to."""
+
+    tokens_N: Tensor
+    rows_N: Tensor  # its chunk
+    columns_N: Tensor  # its place in the chunk
+    slots_N: Tensor
+    positions_N: Tensor  # its place in the sequence
+    slots_n: Tensor
+    last_n: Tensor  # of each chunk's tokens the last
+    grid_nC: Tensor  # positions, chunk by column, padding included
+    attend: int
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], *, attend: int | None, device: torch.device) -> _PrefillBatch:
+        lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
+        starts = torch.tensor([chunk.start for chunk in chunks])
+        slots = torch.tensor([chunk.slot for chunk in chunks])
+        rows = torch.repeat_interleave(torch.arange(len(chunks)), lengths)
+        ends = lengths.cumsum(0)
+        columns = torch.arange(len(rows)) - (ends - lengths)[rows]
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
+        on_host = {
+            "tokens_N": tokens,
+            "rows_N": rows,
+            "columns_N": columns,
+            "slots_N": slots[rows],
+            "positions_N": starts[rows] + columns,
+            "slots_n": slots,
+            "last_n": ends - 1,
+            "grid_nC": starts[:, None] + torch.arange(int(lengths.max())),
+        }
+        span = int((starts + lengths).max()) if attend is None else attend
+        return cls(**{name: tensor.to(device) for name, tensor in on_host.items()}, attend=span)
 
 
 def _rope_tables(config: ModelConfig, positions: int, like: Tensor) -> tuple[Tensor, Tensor]:

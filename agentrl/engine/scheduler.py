@@ -9,6 +9,7 @@ Owned by one thread. Nothing here waits or knows of HTTP.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -212,37 +213,36 @@ class Scheduler:
     def _prefill_share(self, share: list[tuple[Sequence, int]]) -> None:
         """One forward over several sequences, and the first new token of each."""
         chunks = [Chunk(slot=sequence.slot, tokens=sequence.tokens[cached:], start=cached) for sequence, cached in share]
-        ends, total = [], 0
-        for chunk in chunks:
-            total += len(chunk.tokens)
-            ends.append(total)
-        self.counters.prefill_tokens += total
-        hidden_ND = self._forward(chunks)
-        for (sequence, _), end in zip(share, ends, strict=True):
+        self.counters.prefill_tokens += sum(len(chunk.tokens) for chunk in chunks)
+        hidden_nD = self._forward([sequence for sequence, _ in share], chunks)
+        for sequence, _ in share:
             sequence.mark_version(self.version)
+        rows = [row for row, (sequence, _) in enumerate(share) if sequence.limit > 0]
+        for sequence, _ in share:
+            if sequence.limit == 0:
+                self._finish(sequence, {"type": "length", "length": 0})
+        if rows:
+            sequences = [share[row][0] for row in rows]
+            draws = Draws.of(sequences, self.runner.device)
+            tokens_n, logprobs_n = sample(self.runner.logits(hidden_nD[rows]), draws.temperatures, draws.uniforms(len(sequences)))
+            self._accept(sequences, tokens_n.tolist(), logprobs_n.tolist())
+            self._lanes.place([sequence for sequence in sequences if sequence.slot >= 0])
+
+    def _forward(self, sequences: Many[Sequence], chunks: list[Chunk]) -> Tensor:
+        """The final hidden state of each chunk's last token, after scoring the prompts that want it. [n, D]"""
+        scored = any(sequence.request.scores_prompt and sequence.prompt_logprobs is None for sequence in sequences)
+        ends = list(itertools.accumulate(len(chunk.tokens) for chunk in chunks))
+        attend = None
+        if self._deterministic:  # one chunk, as long as any can be
+            [chunk], attend = chunks, self.runner.context_tokens
+            chunks = [Chunk(slot=chunk.slot, tokens=[*chunk.tokens, *([0] * (attend - len(chunk.tokens)))])]
+        if not (scored or self._deterministic):
+            return self.runner.prefill(chunks)
+        hidden_ND = self.runner.prefill(chunks, attend=attend, every_token=True)
+        for sequence, end in zip(sequences, ends, strict=True):
             if sequence.request.scores_prompt and sequence.prompt_logprobs is None:
                 self._score(sequence, hidden_ND[end - len(sequence.tokens) : end])
-        sampled = [(sequence, end) for (sequence, _), end in zip(share, ends, strict=True) if sequence.request.params.max_new_tokens > 0]
-        for sequence, _ in share:
-            if sequence.request.params.max_new_tokens == 0:
-                self._finish(sequence, {"type": "length", "length": 0})
-        if sampled:
-            sequences = [sequence for sequence, _ in sampled]
-            draws = Draws.of(sequences, self.runner.device)
-            logits_nV = self.runner.logits(hidden_ND[[end - 1 for _, end in sampled]])
-            tokens_n, logprobs_n = sample(logits_nV, draws.temperatures, draws.uniforms(len(sequences)))
-            self._accept(sequences, tokens_n.tolist(), logprobs_n.tolist())
-            for sequence in sequences:
-                if sequence.slot >= 0:
-                    self._lanes.place(sequence.slot, sequence)
-
-    def _forward(self, chunks: list[Chunk]) -> Tensor:
-        if not self._deterministic:
-            return self.runner.prefill(chunks)
-        [chunk] = chunks
-        context = self.runner.context_tokens
-        padded = Chunk(slot=chunk.slot, tokens=[*chunk.tokens, *([0] * (context - len(chunk.tokens)))])
-        return self.runner.prefill([padded], attend=context)[: len(chunk.tokens)]
+        return hidden_ND[[end - 1 for end in ends]]
 
     def _score(self, sequence: Sequence, hidden_TD: Tensor) -> None:
         """The prompt's log-probs, at temperature 1 as SGLang's are."""
@@ -265,8 +265,8 @@ class Scheduler:
             sequence = self._running.pop(highest)
             self.runner.swap(highest, lower, tokens=max(held, len(sequence.computed_tokens)))
             self._lanes.idle(highest)
-            self._lanes.place(lower, sequence)
             sequence.slot = lower
+            self._lanes.place([sequence])
             self._running[lower] = sequence
 
     def _decode(self) -> None:

@@ -3,7 +3,8 @@
     group: init ───────────────────────────────────────────> destroy
     session:      begin ── bucket, bucket, ... (staged) ── end: commit
 
-Nothing reaches the live weights before `end`. A session with a failed bucket, or whose group was destroyed meanwhile, commits nothing.
+Nothing reaches the live weights before `end`. A session with a failed or unfinished bucket, whose group was destroyed meanwhile, or that
+never named a version, commits nothing: so ending a broken update is always safe.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from agentrl.errors import EngineError, EngineRefused, PublishError
 __all__ = ["WeightUpdates"]
 
 GROUP_TIMEOUT_S = 60.0  # a member of a group that waits for a dead peer waits this long, unless the request says otherwise
+LEAVE_WAIT_S = 1.0  # a group in which a collective hangs is left in the background, when its timeout has passed
 NOT_IN_SESSION = "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
 
 
@@ -39,6 +41,7 @@ class Session:
     version: str | None = None
     groups: set[str] = field(default_factory=set)
     broken: str = ""  # why nothing of it may be committed
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # the members of a group must agree on the order of collectives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +67,6 @@ class WeightUpdates:
         self._thread = thread
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._session: Session | None = None
-        self._turn = asyncio.Lock()  # buckets come in order: the members of a group must agree on the order of collectives
 
     async def join(self, body: Mapping[str, Any]) -> str:
         """Form a group with a learner that forms it at the same time."""
@@ -92,9 +94,11 @@ class WeightUpdates:
         group = self._groups.pop(name, None)
         if group is None:
             raise EngineRefused("The group to be destroyed does not exist.")
-        if self._session is not None and (name in self._session.groups or not self._session.staged):
+        if self._session is not None and name in self._session.groups:
             self._session.broken = f"its group {name!r} was destroyed before its end"
-        await asyncio.to_thread(leave_update_group, group)
+        leaving = asyncio.get_running_loop().run_in_executor(None, leave_update_group, group)
+        del group
+        await asyncio.wait((leaving,), timeout=LEAVE_WAIT_S)
         return "Succeeded to destroy custom process group."
 
     async def begin(self) -> str:
@@ -106,14 +110,11 @@ class WeightUpdates:
 
     async def receive(self, body: Mapping[str, Any]) -> str:
         """Receive one bucket into staging; generation goes on."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             raise EngineRefused(NOT_IN_SESSION)
-        async with self._turn:
-            session = self._session
-            if session is None:
-                raise EngineRefused(NOT_IN_SESSION)
-            bucket, version = self._checked(body), _optional_text(body, "weight_version")
-            name = _text(body, "group_name")
+        bucket, name, version = self._checked(body), _text(body, "group_name"), _optional_text(body, "weight_version")
+        async with session.turn:
             if name not in self._groups:
                 raise EngineRefused(f"group {name!r} does not exist: it was destroyed, or never initialised")
             session.groups.add(name)
@@ -128,24 +129,26 @@ class WeightUpdates:
 
     async def end(self) -> str:
         """Commit what the session received."""
-        async with self._turn:
-            if self._session is None:
-                raise EngineRefused("end_weight_update(): no weight update is open")
-            session, self._session = self._session, None
-            if session.broken:
-                raise EngineRefused(f"the weight update was dropped whole, the weights are unchanged: {session.broken}")
-            if session.staged:
-                await self.commit(session.staged, session.version)
+        session, self._session = self._session, None
+        if session is None:
+            raise EngineRefused("end_weight_update(): no weight update is open")
+        if session.turn.locked():
+            session.broken = session.broken or "it was ended while a bucket was still being received"
+        if session.staged and session.version is None:
+            session.broken = session.broken or "none of its buckets named a weight_version, and other weights under the same version would be a lie"
+        if session.broken:
+            raise EngineRefused(f"the weight update was dropped whole, the weights are unchanged: {session.broken}")
+        if session.staged:
+            await self.commit(session.staged, session.version)
         return "Success"
 
     async def from_disk(self, body: Mapping[str, Any]) -> str:
         """Replace all weights by those of a model directory."""
         path, version = Path(_text(body, "model_path")), _optional_text(body, "weight_version")
-        async with self._turn:
-            tensors = await asyncio.to_thread(self._read, path)
-            if body.get("abort_all_requests"):
-                await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
-            await self.commit(tensors, version)
+        tensors = await asyncio.to_thread(self._read, path)
+        if body.get("abort_all_requests"):
+            await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
+        await self.commit(tensors, version)
         return "Succeeded to update model weights." + (f" Weight version updated to {version}." if version is not None else "")
 
     async def rename(self, body: Mapping[str, Any]) -> str:
