@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from html import escape
 
-__all__ = ["one_line", "printable"]
+__all__ = ["html_text", "one_line", "printable"]
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -28,6 +29,11 @@ def one_line(text: str, *, limit: int = 200) -> str:
     """The same on one line, cut to `limit` characters."""
     joined = " ".join(printable(text).split())
     return joined if len(joined) <= limit else joined[: limit - 1] + "\u2026"
+
+
+def html_text(value: object) -> str:
+    """Printable text for an element or a quoted attribute of HTML and SVG."""
+    return escape(printable(str(value)), quote=True)
 
 
 def _joins(character: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,8 +62,6 @@ class Tensorboard:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with all values."""
-        import time
-
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
