@@ -25,6 +25,9 @@ __all__ = ["PolicyModel"]
 # Two roads to one log-prob in float32 agree to about 1e-6; a family that scales or caps its logits is far off.
 SAME_LOGPROB = 1e-3
 
+# Families whose layers end in an MLP of each token by itself.
+DENSE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
 
 class PolicyModel(nn.Module):
     """Log-probs and entropies of the tokens that are asked for.
@@ -37,6 +40,8 @@ class PolicyModel(nn.Module):
     def __init__(self, causal: Any) -> None:
         super().__init__()
         self.causal = causal
+        self._shape: torch.Size  # [B, T] of the forward pass going on
+        self._predicting_N: Tensor  # ... and its flat positions that predict a wanted token
 
     @classmethod
     def load(cls, model_dir: Path, *, attention: str = "sdpa", gradient_checkpointing: bool = False) -> PolicyModel:
@@ -55,6 +60,8 @@ class PolicyModel(nn.Module):
         if gradient_checkpointing:
             causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         policy = cls(causal).train()
+        if causal.config.model_type in DENSE_FAMILIES:
+            policy._spare_last_mlp()
         if attention == "sdpa":  # flash attention runs on a GPU only
             policy._check(model_dir)
         return policy
@@ -66,13 +73,15 @@ class PolicyModel(nn.Module):
             token_ids_BT: right-padded. Attention is causal and positions count from the left, so padding needs no mask.
             wanted_BT: bool. The first column cannot be wanted: nothing precedes it.
         """
+        targets_N = wanted_BT.flatten().nonzero()[:, 0]
+        self._shape, self._predicting_N = wanted_BT.shape, targets_N - 1  # the token at t is predicted at t - 1
         hidden_BTH = self.causal.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        wanted_BS = wanted_BT[:, 1:]  # the token at t is predicted at t - 1
-        hidden_NH = hidden_BTH[:, :-1][wanted_BS]
-        temperature_N = temperature_B[:, None].expand_as(wanted_BS)[wanted_BS]
-        logp_N, entropy_N = token_logprobs(hidden_NH, self._output_weight, token_ids_BT[:, 1:][wanted_BS], temperature_N)
-        blank_BT = logp_N.new_zeros(token_ids_BT.shape)
-        return blank_BT.masked_scatter(wanted_BT, logp_N), blank_BT.masked_scatter(wanted_BT, entropy_N)
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, self._predicting_N)
+        logp_N, entropy_N = token_logprobs(
+            hidden_NH, self._output_weight, token_ids_BT.flatten()[targets_N], temperature_B[targets_N // wanted_BT.shape[1]]
+        )
+        blank = logp_N.new_zeros(wanted_BT.numel())
+        return blank.index_copy(0, targets_N, logp_N).view_as(wanted_BT), blank.index_copy(0, targets_N, entropy_N).view_as(wanted_BT)
 
     def shard(self, ranks: Ranks, recipe: ModelRecipe) -> None:
         """Split the parameters over the ranks, layer by layer and the rest at the root. The same at every number of ranks."""
@@ -100,11 +109,29 @@ class PolicyModel(nn.Module):
         weight: Tensor = head.weight
         return weight
 
+    def _spare_last_mlp(self) -> None:
+        """Run the last layer's MLP only where something is predicted: what it adds elsewhere is never read.
+
+        Generated tokens are a fifth to a third of a search trajectory, and the MLP two thirds of a layer.
+        """
+
+        def pick(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            return inputs[0].flatten(0, 1).index_select(0, self._predicting_N)
+
+        def put_back(_: nn.Module, __: tuple[Tensor], output_NH: Tensor) -> Tensor:
+            blank = output_NH.new_zeros(self._shape[0] * self._shape[1], output_NH.shape[1])
+            return blank.index_copy(0, self._predicting_N, output_NH).view(*self._shape, -1)
+
+        mlp = self.causal.base_model.layers[-1].mlp
+        mlp.register_forward_pre_hook(pick)
+        mlp.register_forward_hook(put_back)
+
     @torch.no_grad()
     def _check(self, model_dir: Path) -> None:
         token_ids_BT = torch.arange(8)[None] % self._output_weight.shape[0]
         wanted_BT = torch.arange(8)[None] > 0
         ours_BT, _ = self(token_ids_BT, wanted_BT, torch.ones(1))
+        self._predicting_N = torch.arange(8)  # here all are read
         logits_BTV = self.causal(input_ids=token_ids_BT, use_cache=False).logits.float()
         theirs_BS = logits_BTV[:, :-1].log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
         apart = (ours_BT[:, 1:] - theirs_BS).abs().max().item()

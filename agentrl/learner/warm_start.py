@@ -110,18 +110,22 @@ def _share(step: int, recipe: WarmStartRecipe) -> float:
 
 
 def _batches(rows: Iterator[_Row], tokens: int, pool: int, order: random.Random) -> Iterator[list[_Row]]:
-    """Endless batches of at most `tokens` padded tokens: pools of rows, bucketed by length, batches shuffled within the pool."""
+    """Endless batches of at most `tokens` padded tokens: pools of rows, bucketed by length, batches shuffled within the pool.
+
+    What does not fill a batch waits for the next pool, so that no batch is small and no row is lost.
+    """
+    rest: list[_Row] = []
     while True:
         batches: list[list[_Row]] = []
         batch: list[_Row] = []
-        for row in sorted(islice(rows, pool), key=lambda row: len(row.token_ids)):
+        for row in sorted([*rest, *islice(rows, pool - len(rest))], key=lambda row: len(row.token_ids)):
             if batch and (len(batch) + 1) * len(row.token_ids) > tokens:
                 batches.append(batch)
                 batch = []
             batch.append(row)
-        batches.append(batch)
+        rest = batch if batches else []
         order.shuffle(batches)
-        yield from batches
+        yield from batches or [batch]
 
 
 def _rows(path: Path, tokenizer: Tokenizer, pool: int, longest: int) -> Iterator[_Row]:
