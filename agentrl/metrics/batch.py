@@ -7,45 +7,28 @@ version was made at; for a token of an abandoned version (one a rollback took ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.buffer_api import VersionInfo
 from agentrl.errors import TrajectoryError
 from agentrl.types import StopReason, Trajectory
 
-__all__ = ["RIGHT_ABOVE", "VersionOrigin", "batch_metrics"]
+__all__ = ["RIGHT_ABOVE", "batch_metrics"]
 
 RIGHT_ABOVE = 0.5
 """An episode is right when its reward exceeds this: exact match gives 0 or 1, and shaped rewards keep a right answer above the middle."""
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class VersionOrigin(Protocol):
-    """Where a version came from, as told with a batch."""
-
-    @property
-    def step(self) -> int:
-        """The step it was made at."""
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether a rollback took back the step that made it."""
-
-    @property
-    def age_versions(self) -> int:
-        """Versions reserved since."""
-
-
-def batch_metrics(groups: Sequence[Sequence[Trajectory]], versions: Mapping[int, VersionOrigin], step: int) -> dict[str, float]:
+def batch_metrics(groups: Sequence[Sequence[Trajectory]], versions: Mapping[int, VersionInfo], step: int) -> dict[str, float]:
     """Everything under `batch/` for one batch.
 
     Args:
         groups: the batch's trajectories by task.
-        versions: where each version occurring in them came from.
+        versions: what is known of each version occurring in them, as the batch's grant says.
         step: the learner's step at the start of this training step.
 
     Raises:
@@ -108,14 +91,14 @@ def _stops(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {f"batch/stop/{reason}": stops.count(reason) / len(stops) for reason in StopReason}
 
 
-def _ages(trajectories: Sequence[Trajectory], versions: Mapping[int, VersionOrigin], step: int) -> dict[str, float]:
+def _ages(trajectories: Sequence[Trajectory], versions: Mapping[int, VersionInfo], step: int) -> dict[str, float]:
     present, tokens = _tokens_by_version(trajectories)  # [V], [N, V]
     if not len(present):
         return {}
     missing = [int(version) for version in present if int(version) not in versions]
     if missing:
         raise TrajectoryError(f"the batch of step {step} holds tokens of versions {missing}, of which its grant says nothing")
-    ages = np.array([_age(versions[int(version)], step) for version in present], dtype=np.int64)
+    ages = np.array([versions[int(version)].staleness(step) for version in present], dtype=np.int64)
     shares = tokens.sum(axis=0) / tokens.sum()
     authors = np.count_nonzero(tokens, axis=1)  # versions that wrote each trajectory
     authors = authors[authors > 0]
@@ -128,10 +111,6 @@ def _ages(trajectories: Sequence[Trajectory], versions: Mapping[int, VersionOrig
     for age in range(int(ages.max()) + 1):
         metrics[f"batch/staleness/{age}"] = float(shares[ages == age].sum())
     return metrics
-
-
-def _age(origin: VersionOrigin, step: int) -> int:
-    return origin.age_versions if origin.abandoned else step - origin.step
 
 
 def _tokens_by_version(trajectories: Sequence[Trajectory]) -> tuple[Ints, Ints]:

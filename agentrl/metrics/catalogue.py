@@ -52,8 +52,9 @@ _PREFACE = """# Metrics
 
 Every number a run logs. `metrics.jsonl` holds a line `{"step", "time", "metrics"}` per step; a value that is not finite is null there and named
 under `nonfinite`. Means and shares of a training step are over the whole batch, all ranks and micro-batches together. `<...>` stands for a
-name of the run's own. "Generated" tokens are those with `loss_mask` 1; "info" tokens are observations. A tilde before verl's name says that verl
-defines it otherwise. This table is made from `agentrl/metrics/catalogue.py`; a test compares them.
+name of the run's own. "Generated" tokens are those with `loss_mask` 1, "trained" ones those with `train_mask` 1, "info" tokens are observations;
+trajectories "with a gradient" are those whose advantage is not 0, and all of them while there is an entropy bonus. A tilde before verl's name
+says that verl defines it otherwise. This table is made from `agentrl/metrics/catalogue.py`; a test compares them.
 """
 
 
@@ -63,6 +64,8 @@ def _m(name: str, definition: str, unit: str, denominator: str = "", verl: str =
 
 _GENERATED = "generated tokens"
 _TRAJECTORIES = "trajectories"
+_COMPUTED = "trained tokens with a gradient, of the first update"
+_TRAINED = "trained tokens with a gradient"
 _UPDATES = "updates of the step"
 
 _RUN = (
@@ -107,38 +110,38 @@ _BATCH = (
 _LEARNER = (
     _m("learner/loss", "what is minimised: policy loss minus the entropy bonus", "loss", _GENERATED, "actor/loss"),
     _m("learner/policy_loss", "clipped and importance-weighted policy loss", "loss", _GENERATED, "actor/pg_loss"),
-    _m("learner/entropy", "entropy of the policy at temperature T", "nats", _GENERATED, "actor/entropy"),
+    _m("learner/entropy", "entropy of the policy at temperature T", "nats", "generated tokens of trajectories with a gradient", "actor/entropy"),
     _m("learner/entropy_coefficient", "weight of the entropy bonus in this step", "-"),
     _m("learner/grad_norm", "norm of the gradient before clipping", "norm", _UPDATES, "actor/grad_norm"),
     _m("learner/learning_rate", "learning rate of the step", "-", "", "actor/lr"),
     _m("learner/advantage_mean", "mean advantage", "-", _GENERATED, "critic/advantages/mean"),
     _m("learner/advantage_std", "its standard deviation", "-", _GENERATED),
-    _m("learner/ratio_mean", "policy ratio: current/behaviour (two-policy) or current/proximal (decoupled)", "ratio", _GENERATED),
-    _m("learner/ratio_min", "the smallest ratio", "ratio"),
-    _m("learner/ratio_max", "the largest ratio", "ratio"),
-    _m("learner/clip_low_share", "tokens whose loss is held by the lower clip bound", "share", _GENERATED, "~actor/pg_clipfrac"),
-    _m("learner/clip_high_share", "tokens whose loss is held by the upper clip bound", "share", _GENERATED, "~actor/pg_clipfrac"),
-    _m("learner/kl_k1", "behaviour to learner before the first update: mean of log b - log p", "nats", _GENERATED, "rollout_corr/kl"),
-    _m("learner/kl_k3", "the same by k3, p/b - 1 - log(p/b): never negative", "nats", _GENERATED, "rollout_corr/k3_kl"),
+    _m("learner/ratio_mean", "importance ratio p/b, learner over behaviour, before the first update", "ratio", _COMPUTED),
+    _m("learner/ratio_min", "the smallest of these ratios", "ratio"),
+    _m("learner/ratio_max", "the largest of these ratios", "ratio"),
+    _m("learner/clip_low_share", "tokens whose loss is held by the lower clip bound", "share", _TRAINED, "~actor/pg_clipfrac"),
+    _m("learner/clip_high_share", "tokens whose loss is held by the upper clip bound", "share", _TRAINED, "~actor/pg_clipfrac"),
+    _m("learner/kl_k1", "behaviour to learner before the first update: mean of log b - log p", "nats", _COMPUTED, "rollout_corr/kl"),
+    _m("learner/kl_k3", "the same by k3, p/b - 1 - log(p/b): never negative", "nats", _COMPUTED, "rollout_corr/k3_kl"),
     _m(
         "learner/ess",
         "effective sample size of the weights p/b, (sum w)^2 / (n sum w^2): 1 where both agree",
         "share",
-        _GENERATED,
+        _COMPUTED,
         "rollout_corr/rollout_is_eff_sample_size",
     ),
     _m(
         "learner/importance_mean",
         "importance weight proximal/behaviour after truncation (decoupled)",
         "ratio",
-        _GENERATED,
+        _TRAINED,
         "rollout_corr/rollout_is_mean",
     ),
     _m(
         "learner/importance_truncated_share",
         "tokens whose weight was truncated (decoupled)",
         "share",
-        _GENERATED,
+        _TRAINED,
         "rollout_corr/rollout_is_ratio_fraction_high",
     ),
     _m("learner/train_mask_share", "tokens that correction by age or rejection left to train on", "share", _GENERATED),
@@ -160,7 +163,7 @@ _PACE = (
     _m("idle/learner", "time in which the learner waited for a batch", "share", "wall time", "fully_async/trainer/idle_ratio"),
     _m("seconds/step", "one training step, from the batch to its last update", "s", "", "~timing_s/step"),
     _m("seconds/prepare", "... of it: packing, advantages, proximal log-probs", "s", "", "~timing_s/old_log_prob timing_s/adv"),
-    _m("seconds/update", "... of it: forward, backward and optimizer", "s", "", "timing_s/update_actor"),
+    _m("seconds/update", "... of it: forward, backward and optimizer of one update", "s", _UPDATES, "timing_s/update_actor"),
     _m("seconds/wait_batch", "waiting for the batch before the step", "s", "", "~timing_s/gen"),
     _m("seconds/publish", "bringing a version to the engines, beside training", "s", "", "timing_s/update_weights"),
     _m("seconds/checkpoint", "writing a checkpoint", "s", "", "timing_s/save_checkpoint"),

@@ -13,15 +13,16 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from agentrl.buffer_api import EvaluationResult
 from agentrl.metrics.bootstrap import cluster_interval
 from agentrl.metrics.files import replacing, to_json, write_whole
 from agentrl.types import Task, Trajectory
 
-__all__ = ["Evaluation", "compare", "evaluation_metrics", "write_evaluation"]
+__all__ = ["compare", "evaluation_metrics", "write_evaluation"]
 
 EXACT_MATCH = "exact_match"  # the reward part that is EM where an environment has one
 _SEED = 20  # of the bootstrap: fixed, so that the same rows always give the same interval
@@ -30,31 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 Numbers = dict[str, Any]
 
 
-class Evaluation(Protocol):
-    """A finished evaluation of one set."""
-
-    @property
-    def evaluation(self) -> str:
-        """Its id."""
-
-    @property
-    def set(self) -> str:
-        """The set's name."""
-
-    @property
-    def step(self) -> int:
-        """The step it was opened at."""
-
-    @property
-    def versions(self) -> tuple[int, int]:
-        """Lowest and highest version of its tokens."""
-
-    @property
-    def rows(self) -> Sequence[tuple[Task, Trajectory | str]]:
-        """Each wanted sample: its trajectory, or the cause of its failure."""
-
-
-def write_evaluation(result: Evaluation, directory: Path, decode: Decode) -> Numbers:
+def write_evaluation(result: EvaluationResult, directory: Path, decode: Decode) -> Numbers:
     """Write the rows and numbers of `result` below `directory` and return the numbers.
 
     Rows of other sets of the same step stay; earlier rows of the same set and step (from before a rollback) are replaced.
@@ -125,7 +102,7 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
-def _row(result: Evaluation, task: Task, trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
+def _row(result: EvaluationResult, task: Task, trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
     ids = trajectory.token_ids.tolist()
     return {
         "evaluation": result.evaluation,
@@ -168,7 +145,7 @@ def _tokens_hash(trajectory: Trajectory) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _numbers(result: Evaluation, played: Sequence[Trajectory]) -> Numbers:
+def _numbers(result: EvaluationResult, played: Sequence[Trajectory]) -> Numbers:
     exact = any(EXACT_MATCH in t.reward.parts for t in played)
     sources: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in played:
@@ -181,6 +158,7 @@ def _numbers(result: Evaluation, played: Sequence[Trajectory]) -> Numbers:
         "evaluation": result.evaluation,
         "set": result.set,
         "step": result.step,
+        "stage": result.stage,
         "versions": list(result.versions),
         "failures": dict(sorted(failures.items())),
         **_part(played, exact),

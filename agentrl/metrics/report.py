@@ -55,9 +55,10 @@ _TRANSCRIPTS_NOTE = (
 
 
 def _summary(run_dir: Path, history: History) -> dict[str, Any]:
-    """The run's own summary over one made anew: it also knows the ledger and the overlap."""
-    written = run_dir / "summary.json"
-    return summary_of(history) | (json.loads(written.read_text(encoding="utf-8")) if written.exists() else {})
+    """The run's own summary where it is of the same step, because it also knows the ledger and the overlap; else one made anew."""
+    path = run_dir / "summary.json"
+    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return summary_of(history) | (written if written.get("steps") == history.steps else {})
 
 
 def _subtitle(history: History, summary: Mapping[str, Any]) -> str:

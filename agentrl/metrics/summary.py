@@ -59,17 +59,21 @@ def summary_of(history: History, *, ledger: Mapping[str, Any] | None = None, ove
 
 def _evaluations(history: History) -> dict[str, Any]:
     """The first evaluation (before training) and the last (after its last step) of every set; the headline set's at the top."""
-    last = history.steps if history.training else max((numbers["step"] for found in history.evaluations.values() for numbers in found), default=0)
     sets = {
         name: {
-            "initial": next((numbers for numbers in found if numbers["step"] == 0), None),
-            "final": next((numbers for numbers in found if numbers["step"] == last > 0), None),
+            "initial": next((numbers for numbers in found if numbers["stage"] == "initial"), None),
+            "final": next((numbers for numbers in found if numbers["stage"] == "final" and numbers["step"] == _last_step(history, found)), None),
         }
         for name, found in history.evaluations.items()
     }
     headline = history.headline
     first = sets[headline] if headline is not None else {"initial": None, "final": None}
     return {"set": headline, **first, "sets": sets}
+
+
+def _last_step(history: History, found: list[dict[str, Any]]) -> int:
+    """The step a last evaluation is of: the run's, or without training (of a checkpoint) the newest there is."""
+    return history.steps if history.training else max(int(numbers["step"]) for numbers in found)
 
 
 def _staleness(history: History) -> dict[str, Any]:

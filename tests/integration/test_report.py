@@ -48,7 +48,8 @@ class Document(HTMLParser):
 
 def _numbers(step: int, em: float) -> dict[str, Any]:
     part = {"em": em, "interval": [max(0.0, em - 0.05), min(1.0, em + 0.05)], "stop": {"answered": 0.9, "turn_limit": 0.1}}
-    return {"set": "heldout", "step": step, "failures": {"tool_timeout": ["t9"]}, "by_source": {"1-hop": part, "2-hop": part}, **part}
+    stage = {0: "initial", 20: "final"}.get(step, "periodic")
+    return {"set": "heldout", "step": step, "stage": stage, "failures": {"tool_timeout": ["t9"]}, "by_source": {"1-hop": part, "2-hop": part}, **part}
 
 
 def _run_directory(path: Path) -> Path:
@@ -131,6 +132,17 @@ def test_the_curves_are_a_picture(tmp_path: Path) -> None:
     width, height = int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
     assert (width, height) == (1560, 840)
     assert sorted(path.name for path in run_dir.iterdir()) == ["curves.png", "eval", "metrics.jsonl", "recipe.yaml", "report.html", "run.json"]
+
+
+def test_the_summary_of_an_earlier_step_is_not_believed(tmp_path: Path) -> None:
+    run_dir = _run_directory(tmp_path / "run")
+    summarise(run_dir, ledger={"trained": 77777})
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 21, "time": 50.0, "metrics": {"batch/groups": 4}}) + "\n")
+    write_report(run_dir)
+    words = Document((run_dir / "report.html").read_text(encoding="utf-8")).words
+    assert "21 steps" in words
+    assert "77,777" not in words
 
 
 def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:

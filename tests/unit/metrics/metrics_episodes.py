@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,15 +10,6 @@ from agentrl.types import Purpose, Reward, StopReason, Ticket, ToolCall, Traject
 
 PROMPT = 3  # tokens of every prompt
 INFO = 2  # tokens of every observation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """A version's origin, as told with a batch."""
-
-    step: int
-    abandoned: bool = False
-    age_versions: int = 0
 
 
 def episode(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 
 import pytest
-from metrics_episodes import Origin, episode
+from metrics_episodes import episode
 
+from agentrl.buffer_api import VersionInfo
 from agentrl.errors import TrajectoryError
 from agentrl.metrics.batch import batch_metrics
 from agentrl.metrics.catalogue import unknown
-from agentrl.types import StopReason
+from agentrl.types import StopReason, Trajectory
 
-ORIGINS = {4: Origin(step=4), 5: Origin(step=5), 7: Origin(step=6, abandoned=True, age_versions=3)}
+VERSIONS = {4: VersionInfo(step=4), 5: VersionInfo(step=5), 7: VersionInfo(step=6, abandoned=True, age_versions=3)}
 
 
-def _two_groups() -> list[list[object]]:
+def _two_groups() -> list[list[Trajectory]]:
     """8 + 2 + 4 + 4 = 18 generated tokens: 11 of version 5, 5 of version 4, 2 of the abandoned version 7."""
     right = episode(("search", [4, 4, 5, 5]), ("answer", [5, 5, 5, 5]), reward=1.0, parts={"exact_match": 1.0}, seconds=2.0)
     wrong = episode(("invalid", [4, 4]), reward=0.0, parts={"exact_match": 0.0, "format": -0.2}, stop=StopReason.INVALID_LIMIT, sample=(0, 1))
@@ -25,7 +26,7 @@ def _two_groups() -> list[list[object]]:
 
 
 def test_rewards_parts_and_groups_by_hand() -> None:
-    metrics = batch_metrics(_two_groups(), ORIGINS, step=6)
+    metrics = batch_metrics(_two_groups(), VERSIONS, step=6)
     assert metrics["batch/reward_mean"] == pytest.approx(1.4 / 4)
     assert metrics["batch/reward_std"] == pytest.approx(0.4092676)  # deviations .65 -.35 -.35 .05
     assert (metrics["batch/reward_min"], metrics["batch/reward_max"]) == (0.0, 1.0)
@@ -36,7 +37,7 @@ def test_rewards_parts_and_groups_by_hand() -> None:
 
 
 def test_lengths_turns_searches_and_stops_by_hand() -> None:
-    metrics = batch_metrics(_two_groups(), ORIGINS, step=6)
+    metrics = batch_metrics(_two_groups(), VERSIONS, step=6)
     assert metrics["batch/prompt_tokens"] == 3.0
     assert metrics["batch/response_tokens"] == 18 / 4
     assert metrics["batch/info_tokens"] == (2 + 0 + 4 + 0) / 4
@@ -50,7 +51,7 @@ def test_lengths_turns_searches_and_stops_by_hand() -> None:
 
 
 def test_staleness_is_the_step_minus_the_step_of_each_tokens_version() -> None:
-    metrics = batch_metrics(_two_groups(), ORIGINS, step=6)
+    metrics = batch_metrics(_two_groups(), VERSIONS, step=6)
     assert metrics["batch/staleness/0"] == 0.0
     assert metrics["batch/staleness/1"] == pytest.approx(11 / 18)
     assert metrics["batch/staleness/2"] == pytest.approx(5 / 18)
@@ -60,18 +61,18 @@ def test_staleness_is_the_step_minus_the_step_of_each_tokens_version() -> None:
 
 
 def test_versions_are_counted_by_trajectory() -> None:
-    metrics = batch_metrics(_two_groups(), ORIGINS, step=6)
+    metrics = batch_metrics(_two_groups(), VERSIONS, step=6)
     assert metrics["batch/versions_mean"] == (2 + 1 + 2 + 2) / 4
     assert metrics["batch/multi_version_share"] == 0.75
 
 
 def test_an_episode_without_a_generated_token_counts_but_has_no_version() -> None:
     silent = episode(stop=StopReason.PROMPT_LIMIT)
-    metrics = batch_metrics([[silent, episode(("answer", [5]), reward=1.0, sample=(0, 1))]], ORIGINS, step=5)
+    metrics = batch_metrics([[silent, episode(("answer", [5]), reward=1.0, sample=(0, 1))]], VERSIONS, step=5)
     assert metrics["batch/response_tokens"] == 0.5
     assert metrics["batch/prompt_tokens"] == 3.0
     assert metrics["batch/versions_mean"] == 1.0
-    assert "batch/staleness_mean" not in batch_metrics([[silent]], ORIGINS, step=5)
+    assert "batch/staleness_mean" not in batch_metrics([[silent]], VERSIONS, step=5)
 
 
 def test_no_trajectory_leaves_only_the_counts() -> None:
@@ -79,17 +80,17 @@ def test_no_trajectory_leaves_only_the_counts() -> None:
 
 
 def test_turns_the_environment_named_no_action_for_are_left_out_of_the_valid_share() -> None:
-    metrics = batch_metrics([[episode(("", [5]), ("invalid", [5]), ("answer", [5]))]], ORIGINS, step=5)
+    metrics = batch_metrics([[episode(("", [5]), ("invalid", [5]), ("answer", [5]))]], VERSIONS, step=5)
     assert metrics["batch/valid_action_share"] == 0.5
 
 
-def test_a_version_of_unknown_origin_is_refused_by_name() -> None:
+def test_a_version_of_which_nothing_is_known_is_refused_by_name() -> None:
     with pytest.raises(TrajectoryError, match=r"step 9 holds tokens of versions \[8\]"):
-        batch_metrics([[episode(("answer", [5, 8]))]], ORIGINS, step=9)
+        batch_metrics([[episode(("answer", [5, 8]))]], VERSIONS, step=9)
 
 
 def test_the_catalogue_defines_every_name() -> None:
-    assert unknown(batch_metrics(_two_groups(), ORIGINS, step=6)) == []
+    assert unknown(batch_metrics(_two_groups(), VERSIONS, step=6)) == []
 
 
 def test_a_batch_of_the_quickstart_takes_less_than_fifteen_milliseconds() -> None:
@@ -97,6 +98,6 @@ def test_a_batch_of_the_quickstart_takes_less_than_fifteen_milliseconds() -> Non
     fastest = float("inf")
     for _ in range(5):
         started = time.perf_counter()
-        batch_metrics(groups, ORIGINS, step=6)
+        batch_metrics(groups, VERSIONS, step=6)
         fastest = min(fastest, time.perf_counter() - started)
     assert fastest < 0.015

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from metrics_episodes import episode
 
+from agentrl.buffer_api import EvaluationResult
 from agentrl.metrics.catalogue import unknown
 from agentrl.metrics.evaluation import compare, evaluation_metrics, write_evaluation
 from agentrl.types import CloseCause, StopReason, Task, Trajectory
 
+Rows = Sequence[tuple[Task, Trajectory | CloseCause]]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    evaluation: str
-    set: str
-    step: int
-    versions: tuple[int, int]
-    rows: Sequence[tuple[Task, Trajectory | str]]
+
+def _result(rows: Rows, *, set: str, step: int, versions: tuple[int, int]) -> EvaluationResult:
+    return EvaluationResult(evaluation=f"{set}@{step}", set=set, step=step, stage="periodic", versions=versions, rows=tuple(rows))
 
 
 def _decode(ids: Sequence[int]) -> str:
@@ -32,13 +29,13 @@ def _task(ordinal: int, source: str = "nq") -> Task:
     return Task(id=f"task-{ordinal}", prompt=f"question {ordinal}?", answers=("Paris",), source=source)
 
 
-def _evaluated(name: str = "heldout", step: int = 20) -> Evaluated:
+def _evaluated(name: str = "heldout", step: int = 20) -> EvaluationResult:
     """Three scored episodes of two tasks, out of order, and one failure."""
     right = episode(("search", [4, 4]), ("answer", [5]), reward=1.0, sample=(0, 0))
     wrong = episode(("answer", [5]), reward=0.0, sample=(0, 1))
     other = episode(("answer", [5, 5, 5]), reward=1.0, sample=(1, 0), source="hotpot", stop=StopReason.TURN_LIMIT)
-    rows = [(_task(1, "hotpot"), other), (_task(0), wrong), (_task(0), right), (_task(2), CloseCause.TOOL_TIMEOUT)]
-    return Evaluated(evaluation=f"{name}@{step}", set=name, step=step, versions=(4, 5), rows=rows)
+    rows: Rows = [(_task(1, "hotpot"), other), (_task(0), wrong), (_task(0), right), (_task(2), CloseCause.TOOL_TIMEOUT)]
+    return _result(rows, set=name, step=step, versions=(4, 5))
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
@@ -90,7 +87,7 @@ def test_em_is_the_exact_match_part_where_there_is_one(tmp_path: Path) -> None:
         (_task(0), episode(("answer", [1]), reward=1.2, parts={"exact_match": 1.0, "format": 0.2})),
         (_task(1), episode(("invalid", [1]), reward=0.2, parts={"format": 0.2}, sample=(1, 0))),
     ]
-    numbers = write_evaluation(Evaluated(evaluation="e", set="s", step=0, versions=(1, 1), rows=rows), tmp_path, _decode)
+    numbers = write_evaluation(_result(rows, set="s", step=0, versions=(1, 1)), tmp_path, _decode)
     assert numbers["em"] == 0.5
     assert numbers["reward"] == pytest.approx(0.7)
 
@@ -127,7 +124,7 @@ def _rows_by_line(path: Path) -> list[dict[str, object]]:
 
 
 def test_an_evaluation_of_failures_alone_has_no_numbers_and_no_metrics_of_means(tmp_path: Path) -> None:
-    result = Evaluated(evaluation="e", set="s", step=3, versions=(2, 2), rows=[(_task(0), CloseCause.ENGINE_ERROR)])
+    result = _result([(_task(0), CloseCause.ENGINE_ERROR)], set="s", step=3, versions=(2, 2))
     numbers = write_evaluation(result, tmp_path, _decode)
     assert (numbers["em"], numbers["interval"], numbers["by_source"]) == (None, [None, None], {})
     assert evaluation_metrics(numbers) == {"eval/s/trajectories": 0.0, "eval/s/failures": 1.0, "eval/s/version_low": 2.0, "eval/s/version_high": 2.0}

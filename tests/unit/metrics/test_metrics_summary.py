@@ -21,13 +21,13 @@ def _trained(step: int, reward: float, **more: float) -> str:
     return _line(step, {"batch/groups": 2.0, "batch/trajectories": 4.0, "batch/reward_mean": reward, **more}, time=10.0 * step)
 
 
-def _numbers(name: str, step: int, em: float) -> dict[str, object]:
-    return {"set": name, "step": step, "em": em, "interval": [em - 0.1, em + 0.1], "by_source": {"1-hop": {"em": em}}}
+def _numbers(name: str, step: int, em: float, stage: str) -> dict[str, object]:
+    return {"set": name, "step": step, "stage": stage, "em": em, "interval": [em - 0.1, em + 0.1], "by_source": {"1-hop": {"em": em}}}
 
 
-def _evaluated(run_dir: Path, step: int, **em: float) -> None:
+def _evaluated(run_dir: Path, step: int, stage: str, **em: float) -> None:
     (run_dir / "eval").mkdir(exist_ok=True)
-    (run_dir / "eval" / f"step_{step}.json").write_text(json.dumps({name: _numbers(name, step, value) for name, value in em.items()}))
+    (run_dir / "eval" / f"step_{step}.json").write_text(json.dumps({name: _numbers(name, step, value, stage) for name, value in em.items()}))
 
 
 def test_a_rollback_replaces_the_steps_it_took_back(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_the_summary_of_a_run_by_hand(tmp_path: Path) -> None:
     pace_2 = {"idle/engine": 0.6, "seconds/step": 3.0, "run/elapsed_s": 21.0, "learner/tokens": 120.0, "batch/multi_version_share": 0.5}
     (tmp_path / "metrics.jsonl").write_text(_trained(1, 0.1, **first, **pace_1) + _trained(2, 0.2, **second, **pace_2))
     (tmp_path / "run.json").write_text(json.dumps({"name": "mine", "recipe": {"eval": {"headline": "b", "sets": {"a": {}, "b": {}}}}}))
-    _evaluated(tmp_path, 0, a=0.3, b=0.4)
-    _evaluated(tmp_path, 2, a=0.8, b=0.9)
+    _evaluated(tmp_path, 0, "initial", a=0.3, b=0.4)
+    _evaluated(tmp_path, 2, "final", a=0.8, b=0.9)
     overlap = measure_overlap([(0.0, 10.0, 40)], [(4.0, 7.0)])
     summary = summarise(tmp_path, ledger={"wanted": 8}, overlap=overlap, extra={"phase": "finished"})
     assert (summary["steps"], summary["wall_s"], summary["phase"], summary["ledger"]) == (2, 21.0, "finished", {"wanted": 8})
@@ -78,16 +78,16 @@ def test_the_summary_of_a_run_by_hand(tmp_path: Path) -> None:
 
 def test_a_run_that_has_not_reached_its_end_has_no_last_evaluation(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(_trained(1, 0.1) + _trained(2, 0.2))
-    _evaluated(tmp_path, 0, heldout=0.3)
-    _evaluated(tmp_path, 1, heldout=0.5)
-    _evaluated(tmp_path, 7, heldout=0.9)  # of a history that a rollback took back
+    _evaluated(tmp_path, 0, "initial", heldout=0.3)
+    _evaluated(tmp_path, 1, "final", heldout=0.5)  # of a shorter run that goes on
+    _evaluated(tmp_path, 7, "final", heldout=0.9)  # of a history that a rollback took back
     evaluations = summarise(tmp_path)["eval"]
     assert evaluations["initial"]["em"] == 0.3
     assert evaluations["final"] is None
 
 
 def test_evaluations_without_training_are_those_of_a_checkpoint(tmp_path: Path) -> None:
-    _evaluated(tmp_path, 50, heldout=0.9)
+    _evaluated(tmp_path, 50, "final", heldout=0.9)
     evaluations = summarise(tmp_path)["eval"]
     assert evaluations["initial"] is None
     assert evaluations["final"]["em"] == 0.9
