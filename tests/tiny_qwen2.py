@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrl.engine.architecture import ModelConfig
 
@@ -65,5 +65,4 @@ def write_tokenizer(directory: Path, vocabulary: int) -> None:
     words = {word: index for index, word in enumerate([*WORDS, *(f"w{index}" for index in range(len(WORDS), vocabulary))])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="", cleanup=False)
     tokenizer.save(str(directory / "tokenizer.json"))

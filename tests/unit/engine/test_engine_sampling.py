@@ -1,0 +1,67 @@
+"""The one number a token is drawn with, and what is drawn with it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.engine.sampling import sample, uniforms
+from agentrl.seeds import counter_uniform, turn_seed
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31)), min_size=1, max_size=20))
+def test_the_vectorised_uniform_numbers_equal_the_scalar_ones_bit_for_bit(pairs):
+    seeds, positions = (np.array(column, dtype=np.uint64) for column in zip(*pairs, strict=True))
+    assert uniforms(seeds, positions).tolist() == [counter_uniform(seed, position) for seed, position in pairs]
+
+
+def test_the_seeds_of_turns_fit_the_vectorised_form():
+    seeds = [turn_seed(3, turn) for turn in range(50)]
+    drawn = uniforms(np.array(seeds, dtype=np.uint64), np.zeros(50, dtype=np.uint64))
+    assert drawn.tolist() == [counter_uniform(seed, 0) for seed in seeds]
+    assert 0.3 < drawn.mean() < 0.7
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1, 1), (0.2999, 1), (0.3001, 2), (0.9999999, 2)])
+def test_a_token_is_the_first_whose_cumulative_probability_exceeds_its_number(uniform, token):
+    logits = torch.tensor([[0.1, 0.2, 0.7]]).log()
+    tokens, logprobs = sample(logits, torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
+    assert tokens.tolist() == [token]
+    assert logprobs[0].item() == pytest.approx(math.log([0.1, 0.2, 0.7][token]), abs=1e-6)
+
+
+def test_a_temperature_bends_the_distribution_and_the_log_prob():
+    # probabilities .2 and .8 at temperature 1 are 1/17 and 16/17 at temperature 1/2
+    logits = torch.tensor([0.2, 0.8]).log().expand(2, 2)
+    tokens, logprobs = sample(logits, torch.full((2,), 0.5), torch.tensor([1 / 17 - 1e-6, 1 / 17 + 1e-6], dtype=torch.float64))
+    assert tokens.tolist() == [0, 1]
+    assert logprobs.exp().tolist() == pytest.approx([1 / 17, 16 / 17], abs=1e-6)
+
+
+def test_temperature_zero_takes_the_likeliest_and_tells_its_log_prob_at_temperature_one():
+    logits = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3]]).log()
+    tokens, logprobs = sample(logits, torch.tensor([0.0, 1.0]), torch.tensor([0.99, 0.99], dtype=torch.float64))
+    assert tokens.tolist() == [1, 2]
+    assert logprobs.exp().tolist() == pytest.approx([0.5, 0.3], abs=1e-6)
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    logits = torch.tensor([[0.0, 0.0, -1e9]])
+    tokens, _ = sample(logits, torch.ones(1), torch.tensor([1 - 2**-53], dtype=torch.float64))
+    assert tokens.tolist() == [1]
+
+
+def test_logits_that_are_no_numbers_show_in_the_log_prob():
+    _, logprobs = sample(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), torch.ones(2), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert [math.isfinite(logprob) for logprob in logprobs.tolist()] == [False, True]
+
+
+def test_ten_thousand_draws_have_the_distribution():
+    seeds, positions = np.full(10_000, 7, dtype=np.uint64), np.arange(10_000, dtype=np.uint64)
+    logits = torch.tensor([0.05, 0.15, 0.8]).log().expand(10_000, 3)
+    tokens, _ = sample(logits, torch.ones(10_000), torch.from_numpy(uniforms(seeds, positions)))
+    shares = tokens.bincount(minlength=3) / 10_000
+    assert shares.tolist() == pytest.approx([0.05, 0.15, 0.8], abs=0.02)
