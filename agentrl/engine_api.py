@@ -206,6 +206,7 @@ class EngineClient:
         self.url = url.rstrip("/")
         self.index = index
         self.vocab_size = vocab_size
+        self._urls: dict[str, httpx.URL] = {}  # parsed once: parsing costs as much as sending
         self._http = trio_client(max_connections=max_connections, max_response_bytes=MAX_RESPONSE_BYTES, transport=transport)
 
     async def __aenter__(self) -> EngineClient:
@@ -365,10 +366,11 @@ class EngineClient:
             raise EngineError(f"{self} answered no JSON to {path}: {response.content[:300]!r}") from error
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> httpx.Response:
-        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        content = b"" if body is None else _encode(body).encode()
+        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.url + path))
         try:
             with trio.fail_after(deadline_s):
-                response = await self._http.request(method, self.url + path, content=content, headers=_JSON)
+                response = await self._http.request(method, url, content=content, headers=_JSON)
         except trio.TooSlowError as error:
             raise EngineUnavailable(f"{self} did not answer {path} within {deadline_s:g} s") from error
         except httpx.TransportError as error:
@@ -381,6 +383,7 @@ class EngineClient:
 
 
 _JSON = {"content-type": "application/json"}
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]:
