@@ -10,70 +10,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
+from agentrl.metrics.board import Board, Evaluated, Phase, Screen
 from agentrl.metrics.printable import one_line
 
-__all__ = ["Board", "Console", "Evaluated", "Phase"]
+__all__ = ["Console", "Mode"]
 
 Mode = Literal["auto", "live", "plain", "off"]
 _PROGRESS_EVERY_S = 5.0  # between plain lines of one phase
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """One evaluation of a set, as shown."""
-
-    step: int
-    name: str
-    em: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """What the run is doing, and how far it is where that is known."""
-
-    name: str
-    done: int = 0
-    total: int = 0  # 0: not known
-    detail: str = ""
-
-
-@dataclass(kw_only=True, slots=True)
-class Board:
-    """All that is on display."""
-
-    title: str
-    total_steps: int | None
-    capacity: int  # groups that may be alive at once
-    step: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
-    evaluations: list[Evaluated] = field(default_factory=list)
-    phase: Phase = Phase(name="starting")
-
-
-class Screen(Protocol):
-    """Shows a board."""
-
-    def step(self, board: Board) -> None:
-        """A step was trained."""
-
-    def evaluation(self, board: Board) -> None:
-        """An evaluation ended."""
-
-    def phase(self, board: Board) -> None:
-        """The phase or its progress changed."""
-
-    def message(self, text: str, board: Board) -> None:
-        """Something to say once."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
 
 
 class Console:
@@ -137,7 +83,7 @@ class Console:
         self._screen.close()
 
 
-class PlainScreen:
+class _PlainScreen:
     """Lines, flushed one by one."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float]) -> None:
@@ -177,7 +123,7 @@ class PlainScreen:
         self._stream.flush()
 
 
-class SilentScreen:
+class _SilentScreen:
     """Shows nothing."""
 
     def step(self, board: Board) -> None:
@@ -198,9 +144,9 @@ class SilentScreen:
 
 def _screen(mode: Mode, stream: IO[str], clock: Callable[[], float]) -> Screen:
     if mode == "off":
-        return SilentScreen()
+        return _SilentScreen()
     if mode == "plain" or (mode == "auto" and not stream.isatty()):
-        return PlainScreen(stream, clock)
+        return _PlainScreen(stream, clock)
     from agentrl.metrics.live import LiveScreen
 
     return LiveScreen(stream)

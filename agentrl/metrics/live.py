@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.metrics.console import Board, Evaluated
+from agentrl.metrics.board import Board, Evaluated
 
 __all__ = ["LiveScreen", "draw", "sparkline"]
 

@@ -10,7 +10,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -43,12 +44,8 @@ def open_sinks(recipe: Recipe, run_dir: Path, *, registry: Mapping[str, SinkFact
     """metrics.jsonl of the run and the trackers of `recipe.metrics.sinks`; one that cannot be opened is left out with a warning."""
     opened: dict[str, Sink] = {}
     for name in recipe.metrics.sinks:
-        try:
+        with _contained(name):
             opened[name] = registry[name](recipe, run_dir)
-        except ImportError:
-            _log.warning("metrics.sinks: %s is not installed, so nothing goes to it. Install it: pip install 'agentrl[%s]'", name, name)
-        except Exception as error:  # blast radius: a tracker's own trouble ends at the tracker
-            _log.warning("metrics.sinks: %s cannot be opened, so nothing goes to it: %r", name, error)
     return Sinks(JsonLines(run_dir / "metrics.jsonl"), opened)
 
 
@@ -83,12 +80,12 @@ class Sinks:
         self._lines.close()
 
     def _each(self, call: Callable[[Sink], None]) -> None:
-        for name, sink in list(self._others.items()):
-            try:
+        kept: dict[str, Sink] = {}
+        for name, sink in self._others.items():
+            with _contained(name):
                 call(sink)
-            except Exception as error:  # blast radius: a tracker's own trouble ends at the tracker
-                _log.warning("metrics.sinks: %s failed and gets nothing more of this run (metrics.jsonl goes on): %r", name, error)
-                del self._others[name]
+                kept[name] = sink
+        self._others = kept
 
 
 class JsonLines:
@@ -129,6 +126,17 @@ class JsonLines:
         if not self._warned:
             _log.warning("%s: a line could not be written (%s); trying on, this is said once", self._path, what)
         self._warned = True
+
+
+@contextmanager
+def _contained(name: str) -> Iterator[None]:
+    """A tracker's own trouble ends here, with one warning."""
+    try:
+        yield
+    except ImportError:
+        _log.warning("metrics.sinks: %s is not installed, so nothing goes to it. Install it: pip install 'agentrl[%s]'", name, name)
+    except Exception as error:  # blast radius: the tracker, never the run
+        _log.warning("metrics.sinks: %s failed and gets nothing more of this run (metrics.jsonl goes on): %r", name, error)
 
 
 def _ends_torn(file: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_episodes import episode
 
@@ -65,6 +65,7 @@ def test_the_turns_of_a_trajectory_are_its_completions() -> None:
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=6)
 
 
+@settings(max_examples=40)
 @given(turns=spans, steps=spans)
 def test_it_agrees_with_counting_unit_cells(turns: list[tuple[int, int]], steps: list[tuple[int, int]]) -> None:
     trained = {cell for start, end in steps for cell in range(start, end)}
