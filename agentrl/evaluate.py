@@ -12,10 +12,10 @@ import trio
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.metrics.console import Console, open_console
+from agentrl.metrics.console import Console
 from agentrl.rollout.resolve import origin, resolve
 from agentrl.system.build import Cluster, refuse_unsupported, start_processes
-from agentrl.system.driver import EVENTS_POLL_S, make_launcher
+from agentrl.system.driver import EVENTS_POLL_S, console_of, make_launcher, told
 from agentrl.system.prepare import prepare
 from agentrl.system.run import first_error, import_path
 from agentrl.system.rundir import write_json
@@ -40,7 +40,7 @@ def evaluate(recipe: Recipe, *, checkpoint: Path) -> int:
     directory = _new_directory(Path(recipe.run.dir).resolve() / f"{recipe.name}.eval", checkpoint.name)
     model_dir = _exported(checkpoint, directory)
     os.chdir(directory)
-    with open_console(recipe, directory) as console:
+    with console_of(recipe) as console:
         evaluation = _Evaluation(recipe, directory, model_dir, environment_file, console)
         try:
             trio.run(evaluation.main)
@@ -64,7 +64,7 @@ class _Evaluation:
 
     async def main(self) -> None:
         python_path = os.pathsep.join(import_path())
-        recipe, _ = await prepare(self.recipe, self.directory, python_path=python_path, progress=self.console.progress)
+        recipe, _ = await prepare(self.recipe, self.directory, python_path=python_path, progress=told(self.console))
         async with make_launcher(recipe, python_path) as launcher, trio.open_nursery() as nursery:
             supervisor = Supervisor(launcher, nursery, first_incarnation=1)
             cluster = await start_processes(
@@ -73,6 +73,7 @@ class _Evaluation:
                 run_dir=self.directory,
                 model_dir=self.model_dir,
                 environment_file=self.environment_file,
+                run_incarnation=1,
                 learners=False,
                 evaluate_only=True,
             )
@@ -97,9 +98,9 @@ class _Evaluation:
             for event in events:
                 if event["kind"] == "evaluation":
                     self.numbers[event["set"]] = event["payload"]
-                    self.console.evaluation(event)
+                    self.console.evaluation(event["payload"])
                 elif event["kind"] == "failure":
-                    raise AgentRLError(event["message"])
+                    raise AgentRLError(event["reason"])
                 elif event["kind"] == "phase" and event["phase"] == "finished":
                     return
 

@@ -29,6 +29,7 @@ class Cluster:
     buffer: BufferClient
     engines: tuple[str, ...]
     retriever: str | None
+    first_event: int  # events of the buffer up to this number are of earlier starts
 
 
 def refuse_unsupported(recipe: Recipe) -> None:
@@ -82,6 +83,7 @@ async def start_processes(
     run_dir: Path,
     model_dir: Path,
     environment_file: str,
+    run_incarnation: int,
     learners: bool = True,
     evaluate_only: bool = False,
 ) -> Cluster:
@@ -93,9 +95,10 @@ async def start_processes(
         evaluate_only: the run is its evaluation sets, once.
     """
     specs = _Specs(recipe=recipe, run_dir=run_dir, model_dir=model_dir, supervisor=supervisor)
-    info = await supervisor.start(specs.of(Role.BUFFER, evaluate_only=evaluate_only))
+    info = await supervisor.start(specs.of(Role.BUFFER, run_incarnation=run_incarnation, evaluate_only=evaluate_only))
     client = BufferClient(info["url"], role="driver", index=0, incarnation=supervisor.next_incarnation())
     supervisor.buffer = client
+    before = await client.status()
     engines, retriever = await _start_servers(supervisor, specs)
     shared = {"buffer": info["url"], "engines": engines}
     async with trio.open_nursery() as nursery:
@@ -106,7 +109,7 @@ async def start_processes(
             rendezvous = f"tcp://127.0.0.1:{_free_port()}"
             for index in range(recipe.learner.ranks):
                 nursery.start_soon(supervisor.start, specs.of(Role.LEARNER, index, **shared, rendezvous=rendezvous))
-    return Cluster(buffer=client, engines=tuple(engines), retriever=retriever)
+    return Cluster(buffer=client, engines=tuple(engines), retriever=retriever, first_event=before["event"])
 
 
 async def _start_servers(supervisor: Supervisor, specs: _Specs) -> tuple[list[str], str | None]:

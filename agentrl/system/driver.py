@@ -13,16 +13,17 @@ import trio
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.metrics.console import Console
+from agentrl.metrics.evaluation import evaluation_metrics
 from agentrl.metrics.sinks import Sinks
 from agentrl.system.build import Cluster, start_processes
 from agentrl.system.engine_meter import EngineMeter
 from agentrl.system.local import LocalLauncher
-from agentrl.system.prepare import prepare
+from agentrl.system.prepare import Progress, prepare
 from agentrl.system.process import Launcher, Role
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["Driver", "make_launcher"]
+__all__ = ["Driver", "console_of", "make_launcher", "told"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,17 @@ def make_launcher(recipe: Recipe, python_path: str) -> Launcher:
     from agentrl.system.ray_launcher import RayLauncher
 
     return RayLauncher(recipe, python_path=python_path)
+
+
+def console_of(recipe: Recipe) -> Console:
+    """The display of a run of `recipe`."""
+    capacity = (recipe.rollout.max_staleness + 1) * recipe.learner.groups_per_batch
+    return Console(recipe.name, total_steps=recipe.run.steps, capacity=capacity, mode=recipe.metrics.console)
+
+
+def told(console: Console) -> Progress:
+    """The preparing stage's progress, shown."""
+    return lambda what, done, of: console.phase("preparing", done=done, total=of, detail=what)
 
 
 @dataclass
@@ -59,12 +71,17 @@ class Driver:
         Raises:
             ProcessDied: a process died that the run cannot go on without (in an ExceptionGroup).
         """
-        recipe, self.model_dir = await prepare(self.recipe, self.directory.path, python_path=self.python_path, progress=self.console.progress)
+        recipe, self.model_dir = await prepare(self.recipe, self.directory.path, python_path=self.python_path, progress=told(self.console))
         self.console.phase("starting")
         async with make_launcher(recipe, self.python_path) as launcher, trio.open_nursery() as nursery:
             supervisor = Supervisor(launcher, nursery, first_incarnation=self.directory.first_incarnation())
             cluster = await start_processes(
-                supervisor, recipe, run_dir=self.directory.path, model_dir=self.model_dir, environment_file=self.environment_file
+                supervisor,
+                recipe,
+                run_dir=self.directory.path,
+                model_dir=self.model_dir,
+                environment_file=self.environment_file,
+                run_incarnation=self.directory.incarnation,
             )
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
@@ -84,16 +101,17 @@ class Driver:
         waits for     the next event
         unblocked by  the phase "finished" or "stopping"; a failure, which it raises
         """
-        after, meter = 0, EngineMeter(cluster.engines)
+        after, meter = cluster.first_event, EngineMeter(cluster.engines)
         while True:
             events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
             for event in events:
                 if event["kind"] == "step":
                     self._step(event, await meter.read(), supervisor)
                 elif event["kind"] == "failure":
-                    raise AgentRLError(event["message"])
+                    raise AgentRLError(event["reason"])
                 elif event["kind"] == "evaluation":
-                    self.console.evaluation(event)
+                    self.sinks.step(event["step"], evaluation_metrics(event["payload"]))
+                    self.console.evaluation(event["payload"])
                 elif event["kind"] == "phase":
                     self.console.phase(event["phase"])
                     if event["phase"] in ("finished", "stopping"):
@@ -102,7 +120,7 @@ class Driver:
     def _step(self, event: dict[str, Any], engines: dict[str, float], supervisor: Supervisor) -> None:
         metrics = event["metrics"] | engines | {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}
         self.sinks.step(event["step"], metrics)
-        self.console.step(event["step"], event.get("total_steps"), metrics)
+        self.console.step(event["step"], metrics)
 
     async def _signal_loop(self, cluster: Cluster, scope: trio.CancelScope) -> None:
         """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second at once.

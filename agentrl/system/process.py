@@ -87,8 +87,13 @@ class Exit:
 class Process(Protocol):
     """A started process."""
 
-    spec: ProcessSpec
-    pid: int | None
+    @property
+    def spec(self) -> ProcessSpec:
+        """What it was told."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, once known."""
 
     async def ready(self) -> dict[str, Any]:
         """What it says when it can be used, e.g. {"url": ..., "pid": ...}. Raises ProcessDied where it ends before."""

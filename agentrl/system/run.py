@@ -13,14 +13,14 @@ import trio
 from agentrl.config.load import dump_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
-from agentrl.metrics.console import open_console
 from agentrl.metrics.report import write_report
 from agentrl.metrics.sinks import open_sinks
-from agentrl.metrics.summary import write_summary
+from agentrl.metrics.summary import summarise
 from agentrl.rollout.resolve import origin, resolve
 from agentrl.system.build import refuse_unsupported
-from agentrl.system.driver import Driver
+from agentrl.system.driver import Driver, console_of
 from agentrl.system.rundir import RunDirectory
+from agentrl.system.status import ledger_of, overlap_of
 
 __all__ = ["first_error", "import_path", "run"]
 
@@ -40,7 +40,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
             return 0
         started = time.monotonic()
         os.chdir(directory.path)  # a directory of the user's must not shadow a module of ours in one process and not in another
-        with open_sinks(recipe, directory.path) as sinks, open_console(recipe, directory.path) as console:
+        with open_sinks(recipe, directory.path) as sinks, console_of(recipe) as console:
             driver = Driver(
                 recipe=recipe,
                 directory=directory,
@@ -50,7 +50,8 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
                 environment_file=environment_file,
             )
             phase = _drive(driver)
-        summary = write_summary(directory.path, phase=phase, wall_s=time.monotonic() - started)
+        extra = {"phase": phase, "wall_s": time.monotonic() - started}
+        summary = summarise(directory.path, ledger=ledger_of(directory.path), overlap=overlap_of(directory.path), extra=extra)
         write_report(directory.path)
         _conclude(directory.path, phase, summary, command)
         return 0 if driver.signalled is None else 128 + driver.signalled

@@ -22,11 +22,10 @@ from typing import Any
 import torch.distributed as dist
 import trio
 
-from agentrl.collective import join_update_group, leave_update_group
+from agentrl.collective import broadcast, join_update_group, leave_update_group
 from agentrl.config.recipe import WeightsRecipe
 from agentrl.engine_api import EngineClient, WeightBucket
 from agentrl.errors import AgentRLError, EngineError, PublishError
-from agentrl.manifest import TensorSpec
 from agentrl.weights.snapshot import Snapshot, save_snapshot
 
 __all__ = ["Published", "Publisher"]
@@ -112,7 +111,7 @@ class Publisher:
                 await self._each(lambda engine: engine.begin_update())
                 for bucket in snapshot.buckets:
                     last = bucket is snapshot.buckets[-1]
-                    await self._broadcast(group, _as_bucket(bucket.specs), bucket.flat, snapshot.version if last else None)
+                    await self._broadcast(group, bucket.header, bucket.flat, snapshot.version if last else None)
                 await self._each(self._end)
             finally:
                 with trio.CancelScope(shield=True):
@@ -207,10 +206,6 @@ class Publisher:
         return Published(version=version, engines=engines, seconds=time.monotonic() - started, nbytes=nbytes)
 
 
-def _as_bucket(specs: Sequence[TensorSpec]) -> WeightBucket:
-    return WeightBucket(names=tuple(s.name for s in specs), dtypes=tuple(s.dtype for s in specs), shapes=tuple(s.shape for s in specs))
-
-
 @dataclass
 class _Group:
     """Our end of a weight-update group: rank 0."""
@@ -248,7 +243,7 @@ class _Group:
     def broadcast(self, flat: Any) -> None:
         assert self.handle is not None
         tensor = flat.cuda() if self.backend == "nccl" else flat
-        dist.broadcast(tensor, src=0, group=self.handle)
+        broadcast(tensor, self.handle)
 
     def leave(self) -> None:
         if self.handle is not None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentrl.manifest import TensorSpec, combined_checksum, flatten, tensor_checksum, unflatten
+from agentrl.collective import combined_checksum, flatten_bucket, split_bucket, tensor_checksum
+from agentrl.engine_api import WeightBucket
 
 __all__ = ["Bucket", "Snapshot", "save_snapshot"]
 
@@ -21,15 +23,37 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".index.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Tensors of one dtype as one buffer of bytes, in order."""
+    """Tensors of one dtype as one buffer of bytes, in the order of `names`."""
 
-    specs: tuple[TensorSpec, ...]
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
     flat: Tensor  # [bytes] uint8
+
+    @classmethod
+    def of(cls, tensors: Sequence[tuple[str, Tensor]]) -> Bucket:
+        """Copies of tensors of one dtype."""
+        return cls(
+            names=tuple(name for name, _ in tensors),
+            shapes=tuple(tuple(tensor.shape) for _, tensor in tensors),
+            dtype=tensors[0][1].dtype,
+            flat=flatten_bucket(tensor for _, tensor in tensors),
+        )
+
+    @property
+    def header(self) -> WeightBucket:
+        """What an engine is told of it."""
+        name = str(self.dtype).removeprefix("torch.")
+        return WeightBucket(names=self.names, dtypes=(name,) * len(self.names), shapes=self.shapes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views into it, by name."""
+        return split_bucket(self.flat, self.names, [self.dtype] * len(self.names), self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The weights of one version. `checksums` are those of agentrl.manifest, by tensor name."""
+    """The weights of one version. `checksums` are those of agentrl.collective, by tensor name."""
 
     version: int
     step: int
@@ -48,7 +72,7 @@ class Snapshot:
         for tensors in gathered:
             for _, same in groupby(tensors, key=lambda named: named[1].dtype):
                 group = list(same)
-                buckets.append(Bucket(specs=tuple(TensorSpec.of(name, t) for name, t in group), flat=flatten(t for _, t in group)))
+                buckets.append(Bucket.of(group))
                 checksums |= {name: tensor_checksum(tensor) for name, tensor in group}
         return cls(version=version, step=step, buckets=tuple(buckets), checksums=checksums)
 
@@ -64,7 +88,7 @@ class Snapshot:
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all tensors by name."""
-        return {name: tensor for bucket in self.buckets for name, tensor in unflatten(bucket.flat, bucket.specs).items()}
+        return {name: tensor for bucket in self.buckets for name, tensor in bucket.tensors().items()}
 
 
 def save_snapshot(snapshot: Snapshot, directory: Path, model_dir: Path) -> Path:

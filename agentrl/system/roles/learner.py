@@ -19,7 +19,7 @@ import trio
 from agentrl.buffer_api import BatchGrant, BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
-from agentrl.errors import CheckpointError
+from agentrl.errors import AgentRLError, CheckpointError
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner, StepReport
@@ -123,10 +123,12 @@ class LearnerProgram:
             started = time.time()
             report = await trio.to_thread.run_sync(self._train, groups, grant)
             ended = time.time()
+        if report.skipped_in_row > self.recipe.learner.max_skipped_batches:
+            raise AgentRLError(f"{report.skipped_in_row} batches in a row gave no finite update: the last ones are in {self.run_dir / 'skipped'}")
         self.step = grant.step + 1
         if not self.lead:
             return None
-        told = batch_metrics(groups, {version: info.step for version, info in grant.versions.items()}, grant.step)
+        told = batch_metrics(groups, grant.versions, grant.step)
         reply = await self.buffer.batch_trained(
             batch=grant.batch,
             updates_done=report.updates_done,
