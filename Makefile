@@ -41,7 +41,7 @@ clean: ## remove the virtual environment and caches (runs/ stays)
 	@find agentrl envs retriever tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than everything that says what is installed, or it is made again.
-$(STAMP): pyproject.toml constraints/cpu.txt Makefile
+$(STAMP): pyproject.toml constraints/tested.txt constraints/cpu.txt Makefile
 	@set -eu; \
 	python=""; \
 	for candidate in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do \
@@ -62,7 +62,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt Makefile
 	fi; \
 	if command -v nvidia-smi >/dev/null 2>&1; then \
 		echo "== installing agentrl (an NVIDIA driver is here: PyTorch with CUDA)"; \
-		$(BIN)/python -m pip install --quiet -e '.[dev]'; \
+		$(BIN)/python -m pip install --quiet -c constraints/tested.txt -e '.[dev]'; \
 	else \
 		echo "== installing PyTorch for CPUs (some 200 MB)"; \
 		$(BIN)/python -m pip install --quiet --no-deps --retries 1 -c constraints/cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu torch; \

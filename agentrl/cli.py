@@ -16,7 +16,7 @@ import typer
 from agentrl import __version__
 from agentrl.errors import AgentRLError, ConfigError, DataError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "engine_serve", "evaluate", "export", "main", "retriever", "run", "status", "validate", "version"]
 
 app = typer.Typer(
     name="agentrl",

@@ -34,6 +34,7 @@ __all__ = [
     "RolloutRecipe",
     "RunRecipe",
     "ScheduleRecipe",
+    "Section",
     "TaskSource",
     "TasksRecipe",
     "TokenizerTraining",
