@@ -51,7 +51,7 @@ def unpack(data: bytes) -> Any:
         raise WireError(f"a message of {len(data)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:  # msgpack's own errors are ValueErrors
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:  # TypeError: a key that cannot be one, such as a list
         raise WireError(f"not a msgpack value: {error}") from error
 
 
@@ -65,7 +65,7 @@ def decode_ticket(value: Any) -> Ticket:
     try:
         purpose, ordinal, k, attempt, evaluation = value
         return Ticket(purpose=Purpose(purpose), ordinal=int(ordinal), k=int(k), attempt=int(attempt), evaluation=str(evaluation))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"not a ticket: {value!r}") from error
 
 

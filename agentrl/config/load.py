@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,13 @@ def load_recipe(paths: Sequence[Path], overrides: Sequence[str] = (), *, smoke: 
     """
     document, refused = _merged(paths)
     asked, malformed = _collected(Override.of, overrides)
-    refused += malformed
-    if smoke and not refused:
-        document, unfit = _smoked(document, asked)
-    else:
-        document, unfit = override(document, asked)
-    refused += unfit
-    recipe, problems = _validated(resolve_paths(document)) if document.value is not None else (None, [])
-    problems = [*map(str, refused), *problems]
-    if recipe is None or problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    if document is None:
+        raise _told([*refused, *malformed])
+    document, unfit = _smoked(document, asked) if smoke else override(document, asked)
+    recipe, problems = _validated(resolve_paths(document))
+    refused = [*malformed, *unfit]
+    if recipe is None or refused:
+        raise _told([*refused, *problems])
     return recipe
 
 
@@ -58,16 +56,12 @@ def dump_recipe(recipe: Recipe) -> str:
     return dump(recipe.model_dump(mode="json"))
 
 
-def _merged(paths: Sequence[Path]) -> tuple[Node, list[ConfigError]]:
+def _merged(paths: Sequence[Path]) -> tuple[Node | None, list[ConfigError]]:
+    """The files laid on one another; None where one of them cannot be read."""
     if not paths:
-        return Node(value=None, origin=Origin(label="recipe")), [ConfigError("no recipe file given")]
+        return None, [ConfigError("no recipe file given")]
     documents, refused = _collected(read, paths)
-    if refused:
-        return Node(value=None, origin=Origin(label="recipe")), refused
-    document = documents[0]
-    for over in documents[1:]:
-        document = merge(document, over)
-    return document, refused
+    return None if refused else reduce(merge, documents), refused
 
 
 def _smoked(document: Node, asked: list[Override]) -> tuple[Node, list[ConfigError]]:
@@ -86,6 +80,10 @@ def _smoke_section(document: Node) -> tuple[list[Override], list[ConfigError]]:
     if section is None or not isinstance(section.value, dict):
         return [], []  # a smoke section that is no map is reported when the recipe is validated without --smoke
     return _collected(lambda item: Override(path=parse_path(item[0], item[1].key or item[1].origin), node=item[1]), section.value.items())
+
+
+def _told(problems: Sequence[ConfigError | str]) -> ConfigError:
+    return ConfigError("\n".join(dict.fromkeys(map(str, problems))))
 
 
 def _collected(make: Any, items: Any) -> tuple[list[Any], list[ConfigError]]:

@@ -1,0 +1,101 @@
+"""Every recipe loads, is small under `--smoke`, and its smoke run does two steps on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.load import dump_recipe, load_recipe
+from agentrl.config.paths import missing_files
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+SMOKE_S = 150.0  # a smoke run's deadline: a minute, and the machine's other work
+REAL_DATA = Path(os.environ.get("AGENTRL_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+def agentrl(*arguments: str, cwd: Path, timeout_s: float = SMOKE_S) -> subprocess.CompletedProcess[str]:
+    """The command line, in another directory, with this checkout's packages."""
+    command = [sys.executable, "-c", "from agentrl.cli import main; main()", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def test_there_are_recipes():
+    assert {"quickstart", "search_r1_nq"} <= {path.stem for path in RECIPES}
+
+
+@each_recipe
+def test_a_recipe_loads(path: Path):
+    recipe = load_recipe([path])
+    assert recipe.name == path.stem, "a recipe's run is called like its file"
+
+
+@each_recipe
+def test_a_recipe_loads_small(path: Path):
+    recipe = load_recipe([path], smoke=True)
+    assert (recipe.run.steps, recipe.engine.kind, recipe.engine.device, recipe.learner.device) == (2, "embedded", "cpu", "cpu")
+    assert missing_files(recipe) == [], "what --smoke needs ships with the recipe"
+    assert recipe.model.path is None
+
+
+@each_recipe
+@pytest.mark.parametrize("smoke", [False, True])
+def test_a_resolved_recipe_is_a_recipe(path: Path, smoke: bool, tmp_path: Path):
+    recipe = load_recipe([path], smoke=smoke)
+    (tmp_path / "resolved.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe([tmp_path / "resolved.yaml"]) == recipe
+
+
+def test_the_headline_has_search_r1s_published_numbers():
+    recipe = load_recipe([ROOT / "recipes" / "search_r1_nq.yaml"])
+    trajectories = recipe.learner.groups_per_batch * recipe.rollout.group_size
+    assert (recipe.learner.groups_per_batch, recipe.rollout.group_size, trajectories // recipe.learner.mini_batches) == (512, 5, 256)
+    assert (recipe.learner.learning_rate, recipe.learner.schedule.warmup, recipe.run.steps) == (1e-6, 0.285, 1005)
+    limits = recipe.rollout.limits
+    assert (limits.prompt_tokens, limits.completion_tokens, limits.observation_tokens, limits.context_tokens) == (2048, 500, 500, 4096)
+    assert recipe.resources.engine_gpus * recipe.engine.replicas + recipe.resources.learner_gpus * recipe.learner.ranks == 8
+
+
+def test_the_quick_start_searches_in_the_format_of_its_warm_start():
+    from envs.quickstart import ENV_OPTIONS
+
+    recipe = load_recipe([ROOT / "recipes" / "quickstart.yaml"])
+    assert recipe.env.options == dict(ENV_OPTIONS)
+    assert recipe.prepare is not None
+    assert recipe.warm_start is not None
+    told = {name: recipe.prepare.options[f"warm_start_{name}"] for name in ("steps", "tokens_per_step", "pool")}
+    assert told == {name: getattr(recipe.warm_start, name) for name in told}
+
+
+@pytest.mark.slow
+@each_recipe
+def test_a_recipe_runs_small(path: Path, tmp_path: Path):
+    ran = agentrl("run", str(path), "--smoke", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads((tmp_path / "runs" / f"{path.stem}-smoke" / "summary.json").read_text())
+    assert summary["steps"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL_DATA.is_dir(), reason=f"no data at {REAL_DATA}; set AGENTRL_TEST_DATA")
+def test_the_headline_runs_small_on_real_questions_and_passages(tmp_path: Path):
+    questions, corpus = REAL_DATA / "nq_open" / "dev.jsonl", REAL_DATA / "xquad_en" / "corpus.jsonl"
+    recipe = ROOT / "recipes" / "search_r1_nq.yaml"
+    ran = agentrl("run", str(recipe), "--smoke", f"tasks.train[0].path={questions}", f"retriever.corpus={corpus}", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert json.loads((tmp_path / "runs" / "search_r1_nq-smoke" / "summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.slow
+def test_the_headline_at_full_size_says_what_is_missing(tmp_path: Path):
+    ran = agentrl("run", str(ROOT / "recipes" / "search_r1_nq.yaml"), cwd=tmp_path)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert "sglang" in ran.stderr

@@ -1,0 +1,94 @@
+"""The command line: quick, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrl import __version__
+from agentrl.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+HELP_S, VALIDATE_S = 0.5, 1.0
+
+
+def agentrl(*arguments: str, after: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own. `after` runs when it has ended."""
+    code = f"from agentrl.cli import main\ntry: main()\nfinally:\n    import sys; {after or 'pass'}"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+
+
+def best_of_3(*arguments: str) -> float:
+    """Seconds of the fastest of three runs: what it takes, not what else the machine does."""
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert agentrl(*arguments).returncode == 0
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def test_a_recipe_is_validated_and_its_essentials_told():
+    told = CliRunner().invoke(app, ["validate", QUICKSTART, "rollout.max_staleness=0"])
+    assert told.exit_code == 0
+    assert "24 groups x 16 = 384 trajectories, 1 optimizer update" in told.stdout
+    assert "after 50 steps = 19,200 trajectories" in told.stdout
+    assert "K = 0: synchronous" in told.stdout
+
+
+def test_a_resolved_recipe_can_be_printed_whole():
+    told = CliRunner().invoke(app, ["validate", QUICKSTART, "--smoke", "--full", "seed=7"])
+    assert told.exit_code == 0
+    assert "name: quickstart-smoke\nseed: 7\n" in told.stdout
+
+
+def test_the_version_is_told():
+    assert CliRunner().invoke(app, ["version"]).stdout == f"{__version__}\n"
+
+
+@pytest.mark.slow
+def test_help_answers_at_once():
+    assert best_of_3("--help") < HELP_S
+
+
+@pytest.mark.slow
+def test_validating_takes_less_than_a_second():
+    assert best_of_3("validate", QUICKSTART) < VALIDATE_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("validate", QUICKSTART), ("version",)])
+def test_nothing_heavy_is_imported_before_it_is_needed(arguments: tuple[str, ...]):
+    ran = agentrl(*arguments, after="print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules], file=sys.stderr)")
+    assert (ran.returncode, ran.stderr) == (0, "[]\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", QUICKSTART, "lerner.ranks=2"), "override 'lerner.ranks=2': unknown key lerner (did you mean learner?)\n"),
+        (("validate", "no.yaml"), "no.yaml: cannot read the recipe: No such file or directory\n"),
+        (("validate", "seed=3"), "no recipe file given\n"),
+        (("status", "no-such-run"), "no such run: neither no-such-run nor runs/no-such-run is a directory\n"),
+        (("export", "no-such-checkpoint", "--out", "x"), "CHECKPOINT: no such directory: no-such-checkpoint\n"),
+        (("evaluate", QUICKSTART, "--checkpoint", "nowhere"), "--checkpoint: no such directory: nowhere\n"),
+    ],
+)
+def test_what_is_wrong_is_told_on_stderr_and_exits_with_2(arguments: tuple[str, ...], told: str):
+    ran = agentrl(*arguments, after="assert 'torch' not in sys.modules")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", told)
+
+
+@pytest.mark.slow
+def test_the_retrievers_arguments_are_passed_through():
+    ran = agentrl("retriever", "--help")
+    assert ran.returncode == 0
+    assert "build" in ran.stdout
+    assert "serve" in ran.stdout
