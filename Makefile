@@ -66,6 +66,9 @@ $(STAMP): pyproject.toml constraints/tested.txt constraints/cpu.txt Makefile
 	else \
 		echo "== installing PyTorch for CPUs (some 200 MB)"; \
 		$(BIN)/python -m pip install --quiet --no-deps --retries 1 -c constraints/cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu torch; \
+		if [ "$$(uname)" = Linux ] && ! $(BIN)/python -m pip list --format freeze | grep -q '^torch==.*+cpu'; then \
+			echo "== download.pytorch.org gave no PyTorch for CPUs: PyPI's brings CUDA with it (some 3 GB)"; \
+		fi; \
 		echo "== installing agentrl and what it needs (some 600 MB)"; \
 		$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e '.[dev]'; \
 	fi; \
