@@ -13,14 +13,17 @@ __all__ = ["token_logprobs"]
 CHUNK_ELEMENTS = 1 << 24
 
 
-def token_logprobs(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS
+) -> tuple[Tensor, Tensor]:
     """log p and entropy (nats) of softmax(hidden weight^T / temperature), in float32; both carry gradients.
 
     Args:
         targets_N: the token each row's log-prob is wanted of.
         temperature_N: of each row, > 0.
+        chunk_elements: logits that exist at a time.
     """
-    logp_N, entropy_N = _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature_N)  # type: ignore[no-untyped-call]
+    logp_N, entropy_N = _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature_N, max(1, chunk_elements // len(weight_VH)))  # type: ignore[no-untyped-call]
     return logp_N, entropy_N
 
 
@@ -31,25 +34,26 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         logp_N = hidden_NH.new_empty(len(hidden_NH), dtype=torch.float32)
         entropy_N, normaliser_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
-        for part in _chunks(hidden_NH, weight_VH):
+        for part in _chunks(len(hidden_NH), rows):
             logits_CV = _logits(hidden_NH[part], weight_VH, temperature_N[part])
             normaliser_N[part] = logits_CV.logsumexp(-1)
             logp_N[part] = logits_CV.gather(-1, targets_N[part, None])[:, 0] - normaliser_N[part]
             probability_CV = (logits_CV - normaliser_N[part, None]).exp_()
             entropy_N[part] = normaliser_N[part] - torch.linalg.vecdot(probability_CV, logits_CV)
+        ctx.rows = rows
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, temperature_N, normaliser_N, entropy_N)
         return logp_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         logp_grad_N, entropy_grad_N = gradients
         hidden_NH, weight_VH, targets_N, temperature_N, normaliser_N, entropy_N = ctx.saved_tensors
         hidden_grad_NH = torch.empty_like(hidden_NH)
         weight_grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
-        for part in _chunks(hidden_NH, weight_VH):
+        for part in _chunks(len(hidden_NH), ctx.rows):
             logp_CV = _logits(hidden_NH[part], weight_VH, temperature_N[part]).sub_(normaliser_N[part, None])
             probability_CV = logp_CV.exp()
             scale_CV = logp_CV.add_(entropy_N[part, None]).mul_(entropy_grad_N[part, None]).add_(logp_grad_N[part, None])
@@ -58,13 +62,12 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_CV = grad_CV.div_(temperature_N[part, None]).to(hidden_NH.dtype)
             hidden_grad_NH[part] = grad_CV @ weight_VH
             weight_grad_VH += grad_CV.T @ hidden_NH[part]
-        return hidden_grad_NH, weight_grad_VH.to(weight_VH.dtype), None, None
+        return hidden_grad_NH, weight_grad_VH.to(weight_VH.dtype), None, None, None
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature_C: Tensor) -> Tensor:
     return (hidden_CH @ weight_VH.T).float().div_(temperature_C[:, None])
 
 
-def _chunks(hidden_NH: Tensor, weight_VH: Tensor) -> list[slice]:
-    rows = max(1, CHUNK_ELEMENTS // len(weight_VH))
-    return [slice(start, start + rows) for start in range(0, len(hidden_NH), rows)]
+def _chunks(tokens: int, rows: int) -> list[slice]:
+    return [slice(start, start + rows) for start in range(0, tokens, rows)]

@@ -80,8 +80,8 @@ class PolicyModel(nn.Module):
         logp_N, entropy_N = token_logprobs(
             hidden_NH, self._output_weight, token_ids_BT.flatten()[targets_N], temperature_B[targets_N // wanted_BT.shape[1]]
         )
-        blank = logp_N.new_zeros(wanted_BT.numel())
-        return blank.index_copy(0, targets_N, logp_N).view_as(wanted_BT), blank.index_copy(0, targets_N, entropy_N).view_as(wanted_BT)
+        blank_BT = logp_N.new_zeros(wanted_BT.shape)
+        return blank_BT.masked_scatter(wanted_BT, logp_N), blank_BT.masked_scatter(wanted_BT, entropy_N)
 
     def shard(self, ranks: Ranks, recipe: ModelRecipe) -> None:
         """Split the parameters over the ranks, layer by layer and the rest at the root. The same at every number of ranks."""

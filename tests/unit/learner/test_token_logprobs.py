@@ -1,0 +1,52 @@
+from functools import partial
+
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+from agentrl.learner.logprob import token_logprobs
+
+
+def test_logprob_and_entropy_by_hand():
+    # logits ln 1, ln 2, ln 5 at temperature 1: p = 1/8, 2/8, 5/8
+    logp, entropy = token_logprobs(tensor([[1.0]]), tensor([[1.0], [2.0], [5.0]]).log(), tensor([1]), tensor([1.0]))
+    p = tensor([1 / 8, 2 / 8, 5 / 8])
+    assert_close(logp, tensor([0.25]).log())
+    assert_close(entropy, -(p * p.log()).sum()[None])
+
+
+def test_temperature_divides_the_logits():
+    weight = tensor([[1.0], [2.0], [4.0]]).log()
+    logp, _ = token_logprobs(tensor([[1.0], [1.0]]), weight, tensor([2, 2]), tensor([0.5, 2.0]))
+    assert_close(logp.exp(), tensor([16 / 21, 2 / (1 + 2**0.5 + 2)]))
+
+
+def test_values_and_gradients_are_those_of_log_softmax_in_one_chunk_and_in_many():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(13, 6, generator=generator), torch.randn(11, 6, generator=generator)
+    targets = torch.randint(0, 11, (13,), generator=generator)
+    temperature = torch.rand(13, generator=generator) + 0.5
+    mix_logp, mix_entropy = torch.randn(2, 13, generator=generator)
+
+    def gradients(function):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logp, entropy = function(*inputs)
+        ((logp * mix_logp).sum() + (entropy * mix_entropy).sum()).backward()
+        return logp.detach(), entropy.detach(), inputs[0].grad, inputs[1].grad
+
+    def plain(hidden, weight):
+        logp = (hidden @ weight.T / temperature[:, None]).log_softmax(-1)
+        return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+    expected = gradients(plain)
+    for elements in (1 << 20, 44, 1):
+        ours = gradients(partial(token_logprobs, targets_N=targets, temperature_N=temperature, chunk_elements=elements))
+        for one, other in zip(ours, expected, strict=True):
+            assert_close(one, other)
+
+
+def test_no_tokens_at_all_have_zero_gradients():
+    hidden, weight = torch.zeros(0, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
+    logp, entropy = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    (logp.sum() + entropy.sum()).backward()
+    assert weight.grad.abs().sum().item() == 0.0
