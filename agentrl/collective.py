@@ -78,7 +78,10 @@ def join_update_group(
 
 
 def leave_update_group(group: dist.ProcessGroup) -> None:
-    """Forget the group. Where a collective still hangs in it, dropping the last reference blocks until the group's timeout: call from a thread."""
+    """Forget the group. Its connections close, and so free members that wait for this one, when the caller drops the last reference too.
+
+    Where a collective of this process hangs in it, that blocks until the group's timeout: do both in a thread.
+    """
     world = c10d._world
     if group in world.pg_map:
         dist.destroy_process_group(group)

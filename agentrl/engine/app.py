@@ -164,6 +164,7 @@ class EngineServer:
                 "max_req_input_len": context - 1,
                 "internal_states": [{}],
                 "staged_update": True,
+                "weight_update": self._updates.state,
                 "embedded": counted | {"uptime_s": time.monotonic() - self._started_s},
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,5 +69,5 @@ class Sequence:
 
     def version_spans(self) -> list[dict[str, Any]]:
         """SGLang's `weight_versions`: versions that made at least one token."""
-        ends = [start for _, start in self.spans[1:]] + [len(self.output)]
-        return [{"version": version, "start": start, "end": end} for (version, start), end in zip(self.spans, ends, strict=True) if end > start]
+        bounds = [*self.spans, ("", len(self.output))]
+        return [{"version": version, "start": start, "end": end} for (version, start), (_, end) in itertools.pairwise(bounds) if end > start]

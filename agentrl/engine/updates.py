@@ -68,6 +68,13 @@ class WeightUpdates:
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._session: Session | None = None
 
+    @property
+    def state(self) -> str:
+        """Of the weight update: "closed", "open", or "receiving" a bucket."""
+        if self._session is None:
+            return "closed"
+        return "receiving" if self._session.turn.locked() else "open"
+
     async def join(self, body: Mapping[str, Any]) -> str:
         """Form a group with a learner that forms it at the same time."""
         name = _text(body, "group_name")

@@ -70,7 +70,7 @@ def test_parameters_that_do_not_fit_are_named(model_dir):
     weights = Weights(ModelConfig.load(model_dir))
     with pytest.raises(EngineError, match=r"'model.norm.weight' must have shape \[32\], got \[31\]"):
         weights.checked({"model.norm.weight": torch.zeros(31)}, complete=False)
-    with pytest.raises(EngineError, match="'model.nom.weight' is not one of this model's"):
+    with pytest.raises(EngineError, match=r"'model.nom.weight' is not one of this model's"):
         weights.checked({"model.nom.weight": torch.zeros(32)}, complete=False)
     with pytest.raises(EngineError, match="missing"):
         weights.checked({"model.norm.weight": torch.zeros(32)}, complete=True)

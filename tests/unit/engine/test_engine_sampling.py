@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.engine.sampling import sample, uniforms
 from agentrl.seeds import counter_uniform, turn_seed
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31)), min_size=1, max_size=20))
 def test_the_vectorised_uniform_numbers_equal_the_scalar_ones_bit_for_bit(pairs):
     seeds, positions = (np.array(column, dtype=np.uint64) for column in zip(*pairs, strict=True))

@@ -62,11 +62,11 @@ def test_a_turn_that_extends_a_finished_one_continues_in_its_slot(model_dir):
     first = submit(scheduler, "first", PROMPTS[2], new=5, seed=1)
     other = submit(scheduler, "other", PROMPTS[4], new=5, seed=2)
     finish(scheduler)
-    turn = submit(scheduler, "turn", first.tokens + [30, 31, 32], new=5, seed=3)
+    turn = submit(scheduler, "turn", [*first.tokens, 30, 31, 32], new=5, seed=3)
     finish(scheduler)
     # 8 prompt tokens and 4 of 5 output tokens: nothing has followed the last, so it was never computed
     assert (turn.cached_tokens, other.cached_tokens) == (12, 0)
-    assert turn.output == plain_completion(load_runner(model_dir), first.tokens + [30, 31, 32], new=5, seed=3)[0]
+    assert turn.output == plain_completion(load_runner(model_dir), [*first.tokens, 30, 31, 32], new=5, seed=3)[0]
     assert scheduler.counters.cached_tokens == 12
     assert scheduler.counters.prefill_tokens == 8 + 4 + 4
 
@@ -75,7 +75,7 @@ def test_a_prefix_is_not_shared_between_extra_keys(model_dir):
     scheduler = load_scheduler(model_dir)
     first = submit(scheduler, "first", PROMPTS[2], extra_key="a")
     finish(scheduler)
-    turn = submit(scheduler, "turn", first.tokens + [30], extra_key="b")
+    turn = submit(scheduler, "turn", [*first.tokens, 30], extra_key="b")
     finish(scheduler)
     assert turn.cached_tokens == 0
 
@@ -150,6 +150,7 @@ def test_aborts_keep_what_was_generated_in_every_state(model_dir):
     scheduler.abort("waiting")
     scheduler.abort("unknown")
     assert (waiting.finish, waiting.output) == ({"type": "abort", "message": "Abort in waiting queue"}, [])
+    assert waiting.version_spans() == []
     scheduler.abort("running")
     assert running.finish == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
     assert len(running.output) == 2
