@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agentrl.env import StepResult
+from agentrl.errors import EnvironmentFailure
 from agentrl.rollout.completion import Completion
 from agentrl.rollout.tokens import Encoded, Tokens
-from agentrl.types import Reward, StopReason, Task, Ticket, Trajectory, Turn
+from agentrl.types import CloseCause, Reward, StopReason, Task, Ticket, Trajectory, Turn
 
 __all__ = ["Assignment", "TrajectoryBuilder"]
 
@@ -55,6 +58,9 @@ class TrajectoryBuilder:
 
         Args:
             observation: None where the policy will not see one: the episode ends here.
+
+        Raises:
+            EnvironmentFailure: a part of the reward is not a finite number.
         """
         start, end = self._length, self._length + len(completion.token_ids)
         self._ids.append(completion.token_ids)
@@ -78,10 +84,7 @@ class TrajectoryBuilder:
                 neutralised=0 if result.observation is None else result.observation.neutralised,
             )
         )
-        for name, amount in result.parts.items():
-            self._parts[name] = self._parts.get(name, 0.0) + amount
-        if result.parts:
-            self._rewards.append((end - 1, float(sum(result.parts.values()))))
+        self._earn(result.parts, end - 1)
 
     def finish(self, stop: StopReason) -> Trajectory:
         """The trajectory of the turns added."""
@@ -112,6 +115,14 @@ class TrajectoryBuilder:
             incarnation=asked.incarnation,
             temperature=asked.temperature,
         )
+
+    def _earn(self, parts: Mapping[str, float], token: int) -> None:
+        for name, amount in parts.items():
+            if not math.isfinite(amount):
+                raise EnvironmentFailure(f"the reward's part {name!r} is {amount}: expected a finite number", cause=CloseCause.REWARD_ERROR)
+            self._parts[name] = self._parts.get(name, 0.0) + float(amount)
+        if parts:
+            self._rewards.append((token, float(sum(parts.values()))))
 
     def _reward(self) -> Reward:
         tokens, amounts = tuple(token for token, _ in self._rewards), tuple(amount for _, amount in self._rewards)

@@ -21,7 +21,7 @@ import jinja2.sandbox
 
 from agentrl.errors import ConfigError
 
-__all__ = ["ChatTemplate", "Wrapping"]
+__all__ = ["ChatTemplate", "Wrapping", "read_settings", "special_tokens"]
 
 _CONTENT = "\ue0f0content\ue0f1"  # private-use characters: no template writes them
 _ASSISTANT = "\ue0f0assistant\ue0f1"

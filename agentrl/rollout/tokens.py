@@ -25,7 +25,9 @@ from agentrl.rollout.chat import ChatTemplate, read_settings, special_tokens
 
 __all__ = ["Encoded", "TokenEncoder", "Tokens"]
 
-CACHED_SEGMENTS = 8192  # frames, prompts of a group and passages come again; at 2 kB of ids each this is 16 MB
+CACHED_SEGMENTS = 8192  # frames, prompts of a group and passages come again; at 500 tokens each this is 16 MB of ids
+CACHED_CHARACTERS = 16_384  # a longer text is not kept
+MIN_CHARACTERS_PER_TOKEN = 128  # of untrusted text, this much is looked at for every token of the budget, or the longest token's length
 
 Tokens = npt.NDArray[np.int32]
 
@@ -62,8 +64,10 @@ class TokenEncoder:
         self._plain = Tokenizer.from_str(json.dumps(_without_added(unprefixed, {token["content"] for token in added} - {unknown})))
         self._template = template
         self._bos = self._own_bos(bos)
-        self._segment = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
-        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self._cached = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values())
+        self._characters_per_token = max(MIN_CHARACTERS_PER_TOKEN, *map(len, vocabulary))
 
     @classmethod
     def load(cls, directory: Path) -> TokenEncoder:
@@ -92,7 +96,7 @@ class TokenEncoder:
         Args:
             after: the last token the policy wrote. Where it closed its turn itself (its end-of-turn token), that token is not repeated.
         """
-        pieces = [self._segment(segment) for segment in observation.segments]
+        pieces = [self._segment(segment if budget is None else self._within(segment, budget)) for segment in observation.segments]
         untrusted = [segment.untrusted for segment in observation.segments]
         if observation.role is not None and self._template is not None:
             closing, opening = map(self._frame, self._template.following(observation.role))
@@ -113,9 +117,17 @@ class TokenEncoder:
     def _frame(self, text: str) -> Tokens:
         return self._segment(Segment(text=text))
 
+    def _within(self, segment: Segment, budget: int) -> Segment:
+        """Untrusted text without what cannot be within the budget: a tool may answer megabytes, and encoding them would stall every episode."""
+        longest = (budget + 1) * self._characters_per_token
+        return Segment(text=segment.text[:longest], untrusted=True) if segment.untrusted and len(segment.text) > longest else segment
+
+    def _segment(self, segment: Segment) -> Tokens:
+        return self._cached(segment) if len(segment.text) <= CACHED_CHARACTERS else self._encode_segment(segment)
+
     def _encode_segment(self, segment: Segment) -> Tokens:
         tokenizer = self._plain if segment.untrusted else self._tokenizer
-        ids = tokenizer.encode(segment.text, add_special_tokens=False).ids
+        ids = tokenizer.encode(_well_formed(segment.text), add_special_tokens=False).ids
         if segment.untrusted and not self._controls.isdisjoint(ids):
             ids = [token for token in ids if token not in self._controls]  # a vocabulary that entries cannot be taken out of: Unigram's
         array = np.array(ids, dtype=np.int32)
@@ -134,6 +146,15 @@ class TokenEncoder:
         if number is None:
             raise ConfigError(f"tokenizer_config.json says add_bos_token, but the tokenizer has no token {bos!r}")
         return np.array([number], dtype=np.int32)
+
+
+def _well_formed(text: str) -> str:
+    """Lone surrogates, which JSON can carry and no encoder takes, become replacement characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _cut(pieces: list[Tokens], untrusted: list[bool], budget: int | None) -> Encoded:

@@ -94,8 +94,8 @@ class RolloutWorker:
         """Play until the tickets end, or the buffer says that this worker is over.
 
         Raises:
-            BufferUnavailable: the buffer did not answer within its client's deadline.
-            ConfigError: the environment or the tokenizer cannot do what the recipe asks.
+            ExceptionGroup: of a `BufferUnavailable` (the buffer did not answer within its client's deadline), another refusal of the
+                buffer's, or a `ConfigError` (the environment or the tokenizer cannot do what the recipe asks).
         """
         send, receive = trio.open_memory_channel[Outcome](self._recipe.concurrency)
         try:
@@ -106,7 +106,7 @@ class RolloutWorker:
                     flow.start_soon(self._take_loop, send, flow.cancel_scope)
                 nursery.cancel_scope.cancel()
         except* StaleIncarnation as outdated:
-            _log.warning("worker %d ends: %s", self._index, outdated.exceptions[0])
+            _log.warning("worker %d ends: %s", self._index, _leaf(outdated))
 
     async def _take_loop(self, finished: trio.MemorySendChannel[Outcome], flow: trio.CancelScope) -> None:
         """Keep `concurrency` episodes going.
@@ -241,6 +241,12 @@ def cause_of(error: Exception) -> CloseCause:
     if isinstance(error, trio.TooSlowError):
         return CloseCause.TOOL_TIMEOUT
     return CloseCause.ENVIRONMENT_ERROR
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _ready(channel: trio.MemoryReceiveChannel[Outcome], limit: int) -> Iterator[Outcome]:

@@ -197,3 +197,14 @@ def test_a_chat_grows_only_at_its_end_and_the_policys_own_end_of_turn_is_not_rep
     )
     policy_text = encoder.decode(trajectory.token_ids[trajectory.loss_mask == 1])
     assert policy_text == "call<|im_end|>done<|im_end|>"
+
+
+@pytest.mark.parametrize("amount", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_is_a_failure_of_the_reward(amount):
+    class Broken(Lookup):
+        async def step(self, completion):
+            return StepResult(stop=StopReason.ANSWERED, parts={"score": amount})
+
+    with pytest.raises(EnvironmentFailure, match="part 'score' is") as raised:
+        play(Broken(), policy=saying("in"), task=TASK, encoder=word_encoder(WORDS))
+    assert raised.value.cause == "reward_error"

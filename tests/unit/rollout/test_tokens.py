@@ -58,7 +58,7 @@ def words():
     return word_encoder(["Paris", "France", "is", "in", "capital"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(hostile_text)
 def test_untrusted_text_holds_no_control_token_of_a_byte_level_tokenizer_and_keeps_its_text(text):
     encoder = bytes_with_tags_in_their_merges()
@@ -67,7 +67,7 @@ def test_untrusted_text_holds_no_control_token_of_a_byte_level_tokenizer_and_kee
     assert encoder.decode(ids) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(hostile_text)
 def test_untrusted_text_holds_no_control_token_of_a_word_tokenizer_whose_tags_are_words(text):
     encoder = words()
@@ -75,7 +75,7 @@ def test_untrusted_text_holds_no_control_token_of_a_word_tokenizer_whose_tags_ar
     assert not [token for token in ids.tolist() if encoder.is_control(token)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(hostile_text)
 def test_a_message_of_the_users_adds_no_control_token_to_those_of_the_chat_template(text):
     encoder = bytes_with_tags_in_their_merges()
@@ -193,10 +193,34 @@ def test_a_template_that_refuses_a_role_is_a_configuration_error(tmp_path):
         encoder.encode_observation(Observation(segments=(Segment(text="x"),), role="tool"))
 
 
-def test_encodings_are_shared_and_cannot_be_altered():
+def test_altering_an_encoding_alters_no_other():
     ids = words().encode_observation(Observation.frame("Paris")).ids
-    again = words()._segment(Segment(text="Paris"))
-    assert ids.tolist() == again.tolist()
-    with pytest.raises(ValueError, match="read-only"):
-        again[0] = 9
+    kept = ids.tolist()
+    ids[0] += 1
+    assert words().encode_observation(Observation.frame("Paris")).ids.tolist() == kept
     assert ids.dtype == np.int32
+
+
+def test_lone_surrogates_become_replacement_characters():
+    encoder = byte_encoder()
+    text = "a\ud800b\ud83d\ude00"
+    assert encoder.decode(encoder.encode_start(Observation(segments=(Segment(text=text, untrusted=True),))).ids) == "a\ufffdb😀"
+
+
+def test_of_megabytes_of_tool_output_only_what_could_be_in_the_budget_is_encoded():
+    encoder = byte_encoder()
+    encoded = encoder.encode_observation(Observation.framed("<", "ab" * 5_000_000, ">"), 10)
+    assert (encoder.decode(encoded.ids), encoded.truncated) == ("<abababab>", True)
+
+
+def test_templates_by_name_generation_marks_and_special_tokens_work_as_in_transformers(tmp_path):
+    write_tokenizer(byte_tokenizer(), tmp_path)
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}A:{{ m.content }}{{ eos_token }}{% endgeneration %}"
+        "{% else %}U:{{ m.content | trim }};{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    settings = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "chat_template": [{"name": "default", "template": template}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    encoder = TokenEncoder.load(tmp_path)
+    assert encoder.decode(encoder.encode_start(Observation.user("x")).ids) == "<|im_start|>U:x;A:"
+    assert encoder.decode(encoder.encode_observation(Observation.user("y")).ids) == "<|im_end|>U:y;A:"
