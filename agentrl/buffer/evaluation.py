@@ -76,7 +76,7 @@ class Evaluations:
     def open(self, record: EvaluationOpened) -> None:
         """A set is being played."""
         keys = [(ordinal, k) for ordinal in range(record.tasks) for k in range(record.n)]
-        self.running = Evaluation(opened=record, samples=[Sample() for _ in keys], queue=deque(keys), unfinished=len(keys))
+        self.running = Evaluation(opened=record, samples=[Sample(queued=True) for _ in keys], queue=deque(keys), unfinished=len(keys))
         self._names[f"{record.set}@{record.step}"] += 1
         self.wanted = [w for w in self.wanted if (w.set, w.step) != (record.set, record.step)]
         self.ledger.want(len(keys))
@@ -91,13 +91,16 @@ class Evaluations:
         """Take the next sample that wants a ticket off the queue."""
         while self.running is not None and self.running.queue:
             ordinal, k = self.running.queue.popleft()
-            if self.running.sample(ordinal, k).waiting:
+            sample = self.running.sample(ordinal, k)
+            sample.queued = False
+            if sample.waiting:
                 return ordinal, k
         return None
 
     def put_back(self, ordinal: int, k: int) -> None:
         """A sample wants a ticket (again)."""
-        if self.running is not None:
+        if self.running is not None and not self.running.sample(ordinal, k).queued:
+            self.running.sample(ordinal, k).queued = True
             self.running.queue.append((ordinal, k))
 
     def start(self, ticket: Ticket) -> None:

@@ -39,6 +39,7 @@ class Sample:
     lost: int = 0  # attempts a process of ours took with it
     held: Held | None = None
     given_up: bool = False
+    queued: bool = False  # it stands in the queue of those that want a ticket, once at most
     cause: CloseCause | None = None  # of the last attempt that gave no trajectory
 
     @property
@@ -115,13 +116,18 @@ class Groups:
         while self._waiting:
             ordinal, k = heapq.heappop(self._waiting)
             group = self.by_ordinal.get(ordinal)
-            if group is not None and group.samples[k].waiting:
-                return ordinal, k
+            if group is not None:
+                group.samples[k].queued = False
+                if group.samples[k].waiting:
+                    return ordinal, k
         return None
 
     def put_back(self, ordinal: int, k: int) -> None:
         """A sample wants a ticket (again)."""
-        heapq.heappush(self._waiting, (ordinal, k))
+        sample = self.by_ordinal[ordinal].samples[k]
+        if not sample.queued:
+            sample.queued = True
+            heapq.heappush(self._waiting, (ordinal, k))
 
     @property
     def ready(self) -> int:

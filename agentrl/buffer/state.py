@@ -37,6 +37,7 @@ from agentrl.buffer.records import (
 from agentrl.buffer.settings import BufferSettings
 from agentrl.buffer.tickets import Tickets
 from agentrl.buffer.versions import Versions
+from agentrl.errors import ReplayBufferError
 from agentrl.types import CloseCause, Purpose, Ticket
 
 __all__ = ["DRIVER", "RunState"]
@@ -104,6 +105,9 @@ class RunState:
         """Recount everything. Raises ReplayBufferError where the accounts are wrong."""
         self.groups.check()
         self.evaluations.ledger.balance()
+        tickets = self.tickets
+        if tickets.issued != len(tickets.open) + tickets.closed.total():
+            raise ReplayBufferError(f"{tickets.issued} tickets were issued, but {len(tickets.open)} are open and {tickets.closed.total()} closed")
 
     @property
     def phase(self) -> str:

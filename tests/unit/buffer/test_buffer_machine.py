@@ -1,0 +1,331 @@
+"""Random runs through the replay buffer, with crashes of everybody: what must hold, holds at every instant, and every run can be finished."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from buffer_play import Clock, Tasks, episode
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentrl.buffer.buffer import BufferSettings, Caller, EvalSettings, ReplayBuffer
+from agentrl.buffer_api import BatchGrant, Grant, Outcome
+from agentrl.types import CloseCause, Task
+from agentrl.wire import decode_trajectory
+
+CAUSES = [CloseCause.TOOL_ERROR, CloseCause.ENGINE_ERROR, CloseCause.DEADLINE]
+WORKERS = 2
+
+
+class Run(RuleBasedStateMachine):
+    """A buffer, two workers, a learner and a driver; what they know survives or is lost as their own processes do."""
+
+    @initialize(
+        shape=st.fixed_dictionaries(
+            {
+                "group_size": st.integers(1, 3),
+                "groups_per_batch": st.integers(1, 3),
+                "max_staleness": st.integers(0, 2),
+                "publish_every": st.integers(1, 3),
+                "partial_groups": st.booleans(),
+                "reuse": st.integers(1, 3),
+                "fresh": st.sampled_from([1.0, 0.5, 0.0]),
+                "select": st.sampled_from(["oldest", "uniform"]),
+                "keep_checkpoints": st.integers(1, 2),
+                "max_attempts": st.integers(1, 2),
+                "max_lost": st.integers(1, 3),
+                "eval_every": st.sampled_from([None, 2]),
+                "total_steps": st.integers(1, 6),
+            }
+        )
+    )
+    def begin(self, shape: dict[str, Any]) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.settings = BufferSettings(**shape, eval_sets={"heldout": EvalSettings()}, max_failed_share=1.0, debug=True)
+        self.clock, self.incarnation, self.run = Clock(), 0, 1
+        self.buffer = self.reopen()
+        self.workers = [0] * WORKERS  # incarnations
+        self.requests = [0] * WORKERS
+        self.playing: list[list[Grant]] = [[] for _ in range(WORKERS)]
+        self.learner, self.number = 0, 0
+        self.batch: BatchGrant | None = None
+        self.unpublished: list[int] = []
+        self.versions: list[int] = []  # every version ever told, in order
+        self.batches: list[int] = []  # ... and every batch id
+        self.surviving: dict[int, list[tuple[int, int, int]]] = {}  # batch -> (ordinal, k, use) of the surviving history
+        self.manifests: list[dict[str, Any]] = [{"id": "0.0", "step": 0, "consumed": ()}]
+        self.was_alive = 0
+        self.boot("initial")
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            try:
+                self.finish_run()
+            finally:
+                self.buffer.journal.abandon()
+                shutil.rmtree(self.folder)
+
+    # -- everybody's programs -----------------------------------------------------------------------------------------------------
+
+    def reopen(self) -> ReplayBuffer:
+        self.incarnation += 1
+        tasks = {"heldout": [Task(id=f"h{i}", prompt="?") for i in range(2)]}
+        return ReplayBuffer(
+            self.folder,
+            self.settings,
+            tasks=Tasks(),
+            eval_tasks=tasks,
+            incarnation=self.incarnation,
+            run=self.run,
+            clock=self.clock,
+            lock_deadline_s=0.0,
+        )
+
+    def worker(self, index: int) -> Caller:
+        return Caller(role="worker", index=index, incarnation=self.workers[index])
+
+    @property
+    def learning(self) -> Caller:
+        return Caller(role="learner", index=0, incarnation=self.learner)
+
+    def boot(self, reason: str) -> None:
+        """The learner starts: its weights become a version."""
+        version = self.buffer.reserve_version(self.learning, reason=reason)
+        assert self.buffer.reserve_version(self.learning, reason=reason) == version
+        self.tell_version(version)
+        self.buffer.version_published(version=version, engines=[0], seconds=0.0, bytes=0)
+        self.buffer.commit()
+
+    def tell_version(self, version: int) -> None:
+        assert version > max(self.versions, default=-1)
+        self.versions.append(version)
+
+    def take(self, index: int, want: int) -> list[Grant]:
+        frontier = self.buffer.state.groups.frontier
+        request = self.requests[index]
+        grants = self.buffer.take_tickets(self.worker(index), request=request, want=want)
+        if grants.grants:
+            self.requests[index] += 1
+            again = self.buffer.take_tickets(self.worker(index), request=request, want=want)
+            assert again.grants == grants.grants
+        if self.buffer.state.groups.frontier > frontier:
+            assert self.buffer.state.groups.admission.alive <= self.buffer.state.groups.admission.limit
+        self.playing[index] += grants.grants
+        return list(grants.grants)
+
+    def close(self, index: int, grant: Grant, cause: CloseCause | None) -> None:
+        self.playing[index].remove(grant)
+        if cause is None:
+            outcome = Outcome(ticket=grant.ticket, trajectory=episode(grant.ticket, version=self.buffer.state.versions.published or 0))
+        else:
+            outcome = Outcome(ticket=grant.ticket, cause=cause)
+        was_open = grant.ticket.name in self.buffer.state.tickets.open
+        assert self.buffer.close_tickets([outcome]) == (was_open,)
+        assert self.buffer.close_tickets([outcome]) == (was_open,)  # sent again after a lost reply
+        self.report()
+
+    def report(self) -> None:
+        if (result := self.buffer.evaluation_due()) is not None:
+            assert len(result.rows) == 2
+            if result.stage != "periodic":
+                assert result.versions[0] == result.versions[1]
+            self.buffer.evaluation_ended(result.evaluation, {})
+
+    def take_batch(self) -> BatchGrant | None:
+        grant = self.buffer.take_batch(self.learning, number=self.number)
+        assert grant == self.buffer.take_batch(self.learning, number=self.number)
+        if grant is None or grant.end is not None:
+            return None
+        self.batch = grant
+        if grant.batch not in self.surviving:
+            assert grant.batch > max(self.batches, default=-1)
+            self.batches.append(grant.batch)
+        keys = [decode_trajectory(data).ticket for group in grant.groups for data in group]
+        assert [t.sample for t in keys] == sorted(t.sample for t in keys)
+        uses = {ordinal: use for ordinal, use, _ in self.buffer.state.batches.by_id[grant.batch].taken.groups}
+        self.surviving[grant.batch] = [(t.ordinal, t.k, uses[t.ordinal]) for t in keys]
+        return grant
+
+    def train(self, grant: BatchGrant, updates_done: int) -> None:
+        step = self.buffer.state.batches.step
+        assert grant.step == step
+        arguments: dict[str, Any] = {"batch": grant.batch, "updates_done": updates_done, "updates_skipped": 0, "seconds": (0.0, 1.0), "metrics": {}}
+        reply = self.buffer.batch_trained(self.learning, **arguments)
+        assert self.buffer.batch_trained(self.learning, **arguments) == reply
+        assert reply.step == step + 1
+        last = reply.step == self.settings.total_steps
+        assert (reply.version is not None) == (last or reply.step % self.settings.publish_every == 0)
+        if reply.version is not None:
+            self.tell_version(reply.version)
+            self.unpublished.append(reply.version)
+        self.batch, self.number = None, self.number + 1
+
+    def publish(self) -> None:
+        version = self.unpublished.pop()
+        for older in self.unpublished:
+            self.buffer.version_superseded(older)
+        self.unpublished.clear()
+        self.buffer.version_published(version=version, engines=[0], seconds=0.0, bytes=0)
+
+    # -- rules --------------------------------------------------------------------------------------------------------------------
+
+    @rule(index=st.integers(0, WORKERS - 1), want=st.integers(1, 6))
+    def a_worker_takes_tickets(self, index: int, want: int) -> None:
+        self.take(index, want)
+        self.buffer.commit()
+
+    @rule(index=st.integers(0, WORKERS - 1), which=st.integers(0, 20), cause=st.sampled_from([None, None, None, *CAUSES]), count=st.integers(1, 4))
+    def a_worker_closes_tickets(self, index: int, which: int, cause: CloseCause | None, count: int) -> None:
+        for _ in range(min(count, len(self.playing[index]))):
+            self.close(index, self.playing[index][which % len(self.playing[index])], cause)
+        self.buffer.commit()
+
+    @rule(index=st.integers(0, WORKERS - 1))
+    def a_worker_dies(self, index: int) -> None:
+        dead, self.playing[index] = self.playing[index], []
+        self.buffer.worker_died(index)
+        self.workers[index] += 1
+        self.requests[index] = 0
+        self.buffer.register(role="worker", index=index, incarnation=self.workers[index])
+        assert all(grant.ticket.name not in self.buffer.state.tickets.open for grant in dead)
+        self.buffer.commit()
+
+    @precondition(lambda self: self.batch is None)
+    @rule()
+    def the_learner_takes_a_batch(self) -> None:
+        self.take_batch()
+        self.buffer.commit()
+
+    @precondition(lambda self: self.batch is not None)
+    @rule(updates_done=st.sampled_from([1, 1, 1, 0]))
+    def the_learner_trains(self, updates_done: int) -> None:
+        assert self.batch is not None
+        self.train(self.batch, updates_done)
+        self.buffer.commit()
+
+    @precondition(lambda self: self.unpublished)
+    @rule()
+    def the_learner_publishes(self) -> None:
+        self.publish()
+        self.buffer.commit()
+
+    @precondition(lambda self: self.batch is None)
+    @rule()
+    def the_learner_commits_a_checkpoint(self) -> None:
+        mark = self.buffer.mark()
+        assert mark.step == self.buffer.state.batches.step
+        self.manifests.append({"id": f"{mark.step}.{len(self.manifests)}", "step": mark.step, "consumed": mark.consumed})
+        self.buffer.checkpoint_committed(self.manifests[-1])
+        self.buffer.commit()
+
+    @rule(age=st.integers(0, 3))
+    def the_learner_restarts(self, age: int) -> None:
+        self.roll_back(age)
+
+    def roll_back(self, age: int) -> None:
+        self.learner += 1
+        self.buffer.register(role="learner", index=0, incarnation=self.learner)
+        manifest = self.manifests[max(0, len(self.manifests) - 1 - age)]
+        reply = self.buffer.rollback(self.learning, manifest)
+        assert self.buffer.rollback(self.learning, manifest).step == reply.step == manifest["step"]
+        kept = {number for first, last in manifest["consumed"] for number in range(first, last + 1)}
+        self.surviving = {number: keys for number, keys in self.surviving.items() if number in kept}
+        self.manifests = [m for m in self.manifests if m["step"] <= manifest["step"]]
+        self.batch, self.number, self.unpublished = None, 0, []
+        self.boot("restored")
+
+    @rule(torn=st.integers(0, 200))
+    def the_buffer_is_killed(self, torn: int) -> None:
+        """Nothing acknowledged is lost, and what was in the middle of being written never was."""
+        before = comparable(self.buffer)
+        unacknowledged = self.buffer.take_tickets(self.worker(0), request=self.requests[0], want=2)
+        pending = b"".join(self.buffer.journal._pending)
+        newest = sorted(self.folder.glob("*.seg"))[-1]
+        self.buffer.journal.abandon()
+        with newest.open("ab") as file:
+            file.write(pending[: min(torn, len(pending) - 1)] if pending else b"")
+        self.buffer = self.reopen()
+        if not unacknowledged.grants or not torn:
+            assert comparable(self.buffer) == before
+
+    @rule(age=st.integers(0, 2))
+    def the_run_is_killed_and_resumed(self, age: int) -> None:
+        self.buffer.journal.abandon()
+        self.run += 1
+        self.buffer = self.reopen()
+        assert self.buffer.state.tickets.open == {}
+        assert self.buffer.state.phase == "starting"
+        for index in range(WORKERS):
+            self.playing[index], self.requests[index] = [], 0
+            self.workers[index] += 1
+            self.buffer.register(role="worker", index=index, incarnation=self.workers[index])
+        self.roll_back(age)
+
+    # -- what holds ---------------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def no_trajectory_is_in_two_surviving_batches(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        uses = Counter((ordinal, k) for keys in self.surviving.values() for ordinal, k, _ in keys)
+        assert max(uses.values(), default=1) <= self.settings.reuse
+        first = Counter((ordinal, k) for keys in self.surviving.values() for ordinal, k, use in keys if use == 0)
+        assert max(first.values(), default=1) == 1
+
+    @invariant()
+    def the_ledger_balances(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        state = self.buffer.state
+        state.check()
+        gone = state.groups.ledger["trained"] + state.groups.ledger["dropped/nonfinite"] + state.groups.ledger["training"]
+        assert gone == sum(use == 0 for keys in self.surviving.values() for _, _, use in keys)
+
+    @invariant()
+    def more_groups_than_the_limit_are_alive_only_after_a_rollback_and_ever_fewer(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        admission = self.buffer.state.groups.admission
+        if admission.alive > admission.limit:
+            assert self.learner > 0
+
+    def finish_run(self) -> None:
+        """From wherever the run is, honest processes bring it to its end."""
+        for _ in range(1000):
+            if self.buffer.state.phase == "finished":
+                return
+            busy = False
+            for index in range(WORKERS):
+                busy |= bool(self.take(index, 4))
+                while self.playing[index]:
+                    self.close(index, self.playing[index][0], None)
+            grant = self.batch or self.take_batch()
+            if grant is not None:
+                self.train(grant, 1)
+                busy = True
+            if self.unpublished:
+                self.publish()
+                busy = True
+            assert busy or self.buffer.state.phase == "finished", f"deadlock: {self.buffer.status()}"
+        raise AssertionError(f"no end: {self.buffer.status()}")
+
+
+def comparable(buffer: ReplayBuffer) -> dict[str, Any]:
+    """What a restart of the buffer alone must not change."""
+    told = buffer.status()
+    del told["journal"], told["heartbeats"], told["incarnations"]["buffer-0"]
+    groups = [
+        (g.ordinal, g.state, g.uses, [(s.attempt, s.open, s.failures, s.lost) for s in g.samples]) for g in buffer.state.groups.by_ordinal.values()
+    ]
+    return told | {"groups": sorted(groups), "events": buffer.events(0)}
+
+
+TestRun = pytest.mark.slow(Run.TestCase)
+TestRun.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
