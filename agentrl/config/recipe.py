@@ -106,6 +106,14 @@ class Architecture(Section):
     initialisation: Literal["normal", "mimetic"] = "normal"
     """`mimetic`: attention starts where trained transformers end up (Trockman & Kolter 2023)."""
 
+    @model_validator(mode="after")
+    def _divides(self) -> Architecture:
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of kv_heads ({self.kv_heads})")
+        if self.initialisation == "mimetic" and (self.kv_heads != self.heads or self.heads < 2):
+            raise ValueError(f"initialisation mimetic needs kv_heads ({self.kv_heads}) equal to heads ({self.heads}), at least 2")
+        return self
+
 
 class TokenizerTraining(Section):
     """A byte-level BPE with Qwen's pre-tokenizer, control tokens and chat template, trained on the spot."""

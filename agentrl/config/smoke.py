@@ -94,6 +94,8 @@ def _limits(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model(recipe: Mapping[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {f"model.architecture.{name}": value for name, value in _ARCHITECTURE.items()}
+    if _get(recipe, "model", "architecture", "initialisation") == "mimetic":  # knows no grouped keys
+        small["model.architecture.kv_heads"] = _ARCHITECTURE["heads"]
     if str(_get(recipe, "model", "tokenizer")).startswith("prepared:"):
         return small  # made on the spot already
     small |= {"model.tokenizer": None, "model.train_tokenizer.vocab_size": _VOCABULARY}

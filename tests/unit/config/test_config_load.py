@@ -72,6 +72,10 @@ def test_files_are_merged_left_to_right_and_overrides_win(tmp_path: Path):
         ("eval:\n  sets: {a: {n: 2}}", "r.yaml:12:13: missing key eval.sets.a.tasks: a list with at least 1 item, each a map of keys and values"),
         ("weights:\n  keep_snapshots: no", "r.yaml:12:19: weights.keep_snapshots must be true or false, got 'no'"),
         ("max_staleness: 1", "r.yaml:11:1: unknown key max_staleness (did you mean rollout.max_staleness?)"),
+        (
+            "engine: {context_tokens: 100}",
+            "r.yaml:1:1: engine.context_tokens (100) is below rollout.limits.context_tokens (4096): raise the first or lower the second",
+        ),
         ("zzz: 1", "r.yaml:11:1: unknown key zzz"),
     ],
 )

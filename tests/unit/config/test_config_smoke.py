@@ -84,6 +84,11 @@ def test_the_recipes_smoke_section_wins_over_smoke_and_the_command_line_over_bot
     assert recipe.model.train_tokenizer.corpus == "/other.jsonl", "the tokenizer follows the corpus that is used"
 
 
+def test_a_model_that_starts_mimetic_has_as_many_key_heads_as_heads():
+    small = smoke_overrides({"model": {"architecture": {"initialisation": "mimetic"}}})
+    assert small["model.architecture.kv_heads"] == small["model.architecture.heads"]
+
+
 def test_a_tokenizer_that_is_prepared_on_the_spot_is_kept():
     small = smoke_overrides({"model": {"tokenizer": "prepared:tokenizer"}})
     assert "model.train_tokenizer.corpus" not in small
