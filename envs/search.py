@@ -8,7 +8,7 @@
 The action is the first `<search>` or `<answer>` pair of a completion. A completion without one is answered by `invalid_message` and the
 episode goes on. After `max_turns` turns comes one more, in which a search is not answered: the episode ends there.
 
-The reward (`em`, or `subem` for substring match) looks at the policy's own text only: an `<answer>` in a passage earns nothing. Passages
+The reward (`exact_match`, or `substring_match`) looks at the policy's own text only: an `<answer>` in a passage earns nothing. Passages
 are untrusted. Tags of this environment in them are broken by a space, `</information>` to `< /information>`, and counted; the tokenizer's
 control tokens cannot occur in them at all. A retriever that fails is an `EnvironmentFailure`, never an observation and never a reward of 0.
 
@@ -44,7 +44,7 @@ INVALID_MESSAGE = (
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"</?(\w+)>")
 _OWN_TAGS = ("think", "search", "answer")
-_MATCHES = {"em": exact_match, "subem": substring_match}
+_MATCHES = {"exact_match": exact_match, "substring_match": substring_match}
 
 
 class SearchEnv(Environment):
@@ -64,7 +64,7 @@ class SearchEnv(Environment):
         information_format: of an observation, around `{passages}`.
         invalid_message: the answer to a completion without an action.
         max_invalid_actions: in a row, after which the episode ends; None for no limit, as in Search-R1.
-        reward: `em` or `subem`.
+        reward: `exact_match` or `substring_match`; the reward part of that name is 1 or 0.
         tool_deadline_s: of one search, further attempts and all.
 
     Raises:
@@ -86,7 +86,7 @@ class SearchEnv(Environment):
         information_format: str = INFORMATION_FORMAT,
         invalid_message: str = INVALID_MESSAGE,
         max_invalid_actions: int | None = None,
-        reward: Literal["em", "subem"] = "em",
+        reward: Literal["exact_match", "substring_match"] = "exact_match",
         tool_deadline_s: float = 30.0,
     ) -> None:
         search = search and not rag

@@ -191,7 +191,7 @@ def test_an_episode_over_real_passages_earns_what_rescoring_it_gives(xquad: Serv
         assert searched.observation.text.startswith('\n\n<information>Doc 1(Title: "')
         assert len(searched.tool_calls[0].result_ids) == 3
         assert ended.stop is StopReason.ANSWERED
-        assert ended.parts == {"em": float(exact_match(answer, row["golden_answers"]))}
+        assert ended.parts == {"exact_match": float(exact_match(answer, row["golden_answers"]))}
         found.append(row["positive_passage"] in searched.tool_calls[0].result_ids)
 
     async def main() -> None:
