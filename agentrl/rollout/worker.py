@@ -72,7 +72,7 @@ class RolloutWorker:
         index: int = 0,
         incarnation: int = 0,
     ) -> None:
-        for engine in engines:
+        for engine in engines:  # an id beyond the vocabulary ends a whole SGLang server
             engine.vocab_size = engine.vocab_size or encoder.vocab_size
         self._client = client
         self._fleet = Fleet(engines, first=index)

@@ -1,10 +1,10 @@
 """Fakes for tests, yours and this project's. No production module imports them.
 
-    from agentrl.testing import play, saying
+from agentrl.testing import play, saying
 
-    def test_the_answer_is_scored():
-        trajectory = play(MyEnvironment(), policy=saying("<answer> 42 </answer>"), task=Task(id="1", prompt="6 x 7?", answers=("42",)))
-        assert trajectory.reward.total == 1.0
+def test_the_answer_is_scored():
+    trajectory = play(MyEnvironment(), policy=saying("<answer> 42 </answer>"), task=Task(id="1", prompt="6 x 7?", answers=("42",)))
+    assert trajectory.reward.total == 1.0
 """
 
 from agentrl.testing.buffer import FakeBuffer

@@ -89,6 +89,7 @@ class FakeEngine(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Serve one call."""
+        await trio.lowlevel.checkpoint()  # as a network does: a cancelled caller gets no further
         path = request.url.path
         self.calls.append(path)
         if self.dead:

@@ -42,6 +42,7 @@ class Lookup(Environment):
         return StepResult(observation=found, parts={"searched": 0.25}, action=action, argument=argument)
 
     async def close(self):
+        await trio.lowlevel.checkpoint()  # as whatever closes something real does
         self.closed += 1
         if self.close_fails:
             raise RuntimeError("close failed")
