@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from envs.quickstart_world import NAMES, RELATIONS, KnowledgeBase, Question, Size
 
-__all__ = ["INFORMATION", "PROMPT", "Segment", "Skill", "demonstration", "warm_start_rows"]
+__all__ = ["INFORMATION", "PROMPT", "Pages", "Segment", "Skill", "demonstration", "warm_start_rows"]
 
 Segment = tuple[str, bool]  # text, whether the policy learns it
 
@@ -48,7 +48,7 @@ class Skill:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
+class _Phase:
     """A stretch of the curriculum: shares of lists and, of the rest, of raw text; demonstrations are what remains."""
 
     until: float  # share of the steps
@@ -57,9 +57,9 @@ class Phase:
 
 
 CURRICULUM = (
-    Phase(until=0.1, lists=1.0, text=0.0),
-    Phase(until=0.5, lists=0.05, text=0.9),
-    Phase(until=1.0, lists=0.0, text=0.2),
+    _Phase(until=0.1, lists=1.0, text=0.0),
+    _Phase(until=0.5, lists=0.05, text=0.9),
+    _Phase(until=1.0, lists=0.0, text=0.2),
 )
 
 
@@ -139,7 +139,7 @@ class _Writer:
         self._skill = Skill()
         self._renew()
 
-    def row(self, phase: Phase) -> list[Segment]:
+    def row(self, phase: _Phase) -> list[Segment]:
         if self._rng.random() < phase.lists:
             return self._list()
         if self._rng.random() < phase.text:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import trio
@@ -56,7 +57,7 @@ class SearchEnv(Environment):
         topk: passages per search.
         max_turns: turns in which a search is answered; Search-R1 uses 2 for NQ and 4 for NQ + HotpotQA.
         prompt: a name in `search_prompts.PROMPTS`, or a text with `{question}` (and `{context}` with `rag`). By default the one that
-            belongs to `search` and `rag`. A task that comes as a chat of its own is used as it is.
+            belongs to `search` and `rag`. A task that comes as a chat of its own is used as it is (with `rag`: its row's `question`).
         chat: the prompt is a user's message, wrapped by the tokenizer's chat template; otherwise plain text.
         search: off for the baseline that reasons and answers without searching.
         rag: the baseline that searches once, for the question, and has the passages in its prompt.
@@ -92,8 +93,6 @@ class SearchEnv(Environment):
         search = search and not rag
         if (search or rag) and retriever_url is None and retriever is None:
             raise ValueError("SearchEnv searches: give it a retriever_url, or switch search and rag off")
-        if reward not in _MATCHES:
-            raise ValueError(f"reward must be one of {', '.join(_MATCHES)}, got {reward!r}")
         self.stop_strings = ("</search>", "</answer>") if search else ("</answer>",)
         self._retriever_url = retriever_url
         self._retriever = retriever
@@ -107,7 +106,7 @@ class SearchEnv(Environment):
         self._tags = _tag_pattern(information_format + passage_format)
         self._invalid_message = invalid_message
         self._max_invalid_actions = max_invalid_actions
-        self._reward = reward
+        self._reward, self._matches = reward, _match_function(reward)
         self._tool_deadline_s = tool_deadline_s
         self._leased = False
         self._turns = self._invalid_in_a_row = 0
@@ -125,9 +124,9 @@ class SearchEnv(Environment):
         self._golden_answers = task.answers
         if self._retriever is None and self._retriever_url is not None:
             self._retriever, self._leased = lease(self._retriever_url), True
-        if task.messages:
+        if task.messages and not self._rag:
             return Observation(segments=(Segment(text=_only_message(task)),), role=self._role)
-        question = with_question_mark(task.prompt)
+        question = with_question_mark(_question(task))
         context, neutralised = "", 0
         if self._rag:
             context, neutralised = self._written(await self._retrieve(question))
@@ -173,7 +172,7 @@ class SearchEnv(Environment):
             await give_back(self._retriever_url)
 
     def _end(self, stop: StopReason, action: str, argument: str) -> StepResult:
-        right = self._answer is not None and _MATCHES[self._reward](self._answer, self._golden_answers)
+        right = self._answer is not None and self._matches(self._answer, self._golden_answers)
         return StepResult(stop=stop, parts={self._reward: float(right)}, action=action, argument=argument)
 
     async def _retrieve(self, query: str) -> list[Passage]:
@@ -204,6 +203,12 @@ def _action(completion: str) -> tuple[str, str, str]:
     return (match[1], match[2].strip(), completion[: match.end()]) if match else ("invalid", "", completion)
 
 
+def _match_function(reward: str) -> Callable[[str, Sequence[str]], bool]:
+    if reward not in _MATCHES:
+        raise ValueError(f"reward must be one of {', '.join(_MATCHES)}, got {reward!r}")
+    return _MATCHES[reward]
+
+
 def _prompt_template(prompt: str | None, *, search: bool, rag: bool) -> str:
     name = "search_r1" if search else "search_r1_rag" if rag else "search_r1_no_search"
     template = PROMPTS.get(prompt or name, prompt or "")
@@ -224,6 +229,14 @@ def _tag_pattern(formats: str) -> re.Pattern[str]:
     """Matches the `<` of every tag that means something here."""
     names = "|".join(dict.fromkeys((*_OWN_TAGS, *_TAG.findall(formats))))
     return re.compile(rf"<(?=/?(?:{names})>)", re.IGNORECASE)
+
+
+def _question(task: Task) -> str:
+    """The question itself, also where the task comes as a chat."""
+    question = task.extra.get("question") if task.messages else task.prompt
+    if not isinstance(question, str):
+        raise DataError(f"task {task.id} is a chat and has no `question` beside it: rag has nothing to search for")
+    return question
 
 
 def _only_message(task: Task) -> str:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from retriever.batching import Batcher, BatcherClosed, DeadlinePassed, QueueFull
 from retriever.index import Hit, Index
 
-__all__ = ["MAX_BODY_BYTES", "MAX_QUERIES", "MAX_TOPK", "create_app"]
+__all__ = ["MAX_BODY_BYTES", "MAX_QUERIES", "MAX_TOPK", "Query", "create_app"]
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_QUERIES = 1024

@@ -25,7 +25,7 @@ import numpy as np
 from retriever.corpus import Document
 from retriever.encoder import EncoderSettings, HashedEncoder
 
-__all__ = ["FORMAT", "Hit", "Index", "IndexFault", "manifest_of", "tune_faiss"]
+__all__ = ["FORMAT", "MANIFEST", "Hit", "Index", "IndexFault", "Progress", "manifest_of", "tune_faiss"]
 
 FORMAT = 1
 MANIFEST, DOCUMENTS, VECTORS, IDF = "manifest.json", "documents.jsonl", "vectors.faiss", "idf.npy"

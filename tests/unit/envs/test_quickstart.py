@@ -78,7 +78,7 @@ def test_a_demonstration_is_token_for_token_an_episode_of_the_environment(world:
     tokenizer = Tokenizer.from_file(str(world / "tokenizer" / "tokenizer.json"))
     rng, kb = random.Random(1), knowledge()
     pages = Pages(rng, kb.passages)
-    for skill in (Skill(), FLAWLESS) * 40:
+    for skill in (Skill(), FLAWLESS) * 20:
         question = kb.sample(rng, two_hop_share=0.6)
         row = demonstration(rng, kb, pages, question, skill)
         expected = [token for text, _ in row for token in tokenizer.encode(text).ids]

@@ -252,6 +252,14 @@ def test_with_rag_the_passages_are_in_the_prompt():
     assert result.stop is StopReason.TURN_LIMIT
 
 
+def test_with_rag_a_chat_of_ones_own_gives_way_to_its_question():
+    chat = ({"role": "user", "content": "You can call a search engine by <search>"},)
+    prompt, _ = play(rag=True, task=Task(id="c", prompt="ignored", answers=("x",), messages=chat, extra={"question": "Who"}))
+    assert "Question: Who? Context: Doc 1(" in prompt.text
+    with pytest.raises(DataError, match="nothing to search for"):
+        play(rag=True, task=Task(id="c", prompt="ignored", answers=("x",), messages=chat))
+
+
 def test_a_task_that_cannot_be_scored_is_refused():
     with pytest.raises(DataError, match="task t has no golden answers"):
         play(task=Task(id="t", prompt="q"))
