@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from agentrl.metrics.console import Console
 from agentrl.metrics.evaluation import evaluation_metrics
 from agentrl.metrics.sinks import Sinks
 from agentrl.system.build import Cluster, start_processes
-from agentrl.system.engine_meter import EngineMeter
+from agentrl.system.meters import EngineMeter, FlowMeter
 from agentrl.system.local import LocalLauncher
 from agentrl.system.prepare import Progress, prepare
 from agentrl.system.process import Launcher, Role
@@ -64,6 +64,7 @@ class Driver:
     environment_file: str
     signalled: int | None = None  # the signal that stopped the run
     model_dir: Path | None = None
+    _flow: FlowMeter = field(default_factory=FlowMeter)
 
     async def main(self) -> str:
         """Run to the end. Returns the phase reached: "finished" or "stopped".
@@ -107,6 +108,8 @@ class Driver:
             for event in events:
                 if event["kind"] == "step":
                     self._step(event, await meter.read(), supervisor)
+                elif event["kind"] == "published":
+                    self._flow.published(event)
                 elif event["kind"] == "failure":
                     raise AgentRLError(event["reason"])
                 elif event["kind"] == "evaluation":
@@ -118,7 +121,8 @@ class Driver:
                         return "finished" if event["phase"] == "finished" else "stopped"
 
     def _step(self, event: dict[str, Any], engines: dict[str, float], supervisor: Supervisor) -> None:
-        metrics = event["metrics"] | engines | {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}
+        memory = {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}
+        metrics = event["metrics"] | self._flow.of_step(event) | engines | memory
         self.sinks.step(event["step"], metrics)
         self.console.step(event["step"], metrics)
 

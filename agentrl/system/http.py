@@ -25,7 +25,7 @@ def serve_app(app: Any, *, on_ready: OnReady, stop: StopSignal, host: str = "127
     Raises:
         OSError: the port is in use.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # named, or asyncio does not set TCP_NODELAY
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)

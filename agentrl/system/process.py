@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
+
+import trio
 
 from agentrl.errors import Failure
 
@@ -135,6 +138,16 @@ class StopSignal:
             self._set, waiting = True, self._subscribers
         for subscriber in waiting:
             subscriber()
+
+    def cancels(self, scope: trio.CancelScope) -> None:
+        """Have `scope` of the trio program that calls this cancelled when the switch is set."""
+        token = trio.lowlevel.current_trio_token()
+
+        def cancel() -> None:
+            with suppress(trio.RunFinishedError):  # the program has ended by itself
+                token.run_sync_soon(scope.cancel)
+
+        self.subscribe(cancel)
 
     def subscribe(self, callback: Callable[[], object]) -> None:
         """Have `callback` called when the switch is set, at once where it already is."""

@@ -37,7 +37,8 @@ class RayLauncher:
         self._attached = False
 
     async def __aenter__(self) -> RayLauncher:
-        await trio.to_thread.run_sync(self._open)
+        # In this very thread: Ray has the kernel kill its processes when the thread that started them ends, and trio's threads end when idle.
+        self._open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -25,7 +25,7 @@ from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner, StepReport
 from agentrl.learner.ranks import Ranks
 from agentrl.metrics.batch import batch_metrics
-from agentrl.record import Recorder, phase, record
+from agentrl.record import Recorder, record
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.types import Trajectory
 from agentrl.weights import Publisher, Snapshot, save_snapshot
@@ -55,13 +55,15 @@ class LearnerProgram:
         self.lead = spec.index == 0
         self.step = 0
         self.checkpointed: int | None = None  # step of the newest checkpoint
+        self._checkpoint_s = 0.0  # what it took, told with the next step
+        self._waiting_since = time.monotonic()
         self.buffer: BufferClient
         self.learner: Learner
         self.publisher: Publisher
 
     async def run(self, on_ready: OnReady) -> None:
         """Build, restore, then train and publish side by side until there are no more batches."""
-        token, recipe, payload = trio.lowlevel.current_trio_token(), self.recipe, self.spec.payload
+        recipe, payload = self.recipe, self.spec.payload
         learner_recipe = recipe.learner
         ranks = await trio.to_thread.run_sync(
             Ranks.join, self.spec.index, learner_recipe.ranks, payload["rendezvous"], learner_recipe.device, learner_recipe.collective_deadline_s
@@ -75,7 +77,7 @@ class LearnerProgram:
             BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as self.buffer,
             trio.open_nursery() as nursery,
         ):
-            self.stop.subscribe(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
+            self.stop.cancels(nursery.cancel_scope)
             nursery.start_soon(self._heartbeat_loop)
             on_ready({})
             await self._restore()
@@ -119,8 +121,9 @@ class LearnerProgram:
         """Train one batch and report it. Returns the version reserved for what it made (rank 0, where it publishes)."""
         with Recorder() as recorder:
             record("seconds/wait_batch", time.monotonic() - self._waiting_since)
+            record("seconds/checkpoint", self._checkpoint_s)
             groups = [[decode_trajectory(raw) for raw in group] for group in grant.groups]
-            started = time.time()
+            self._checkpoint_s, started = 0.0, time.time()
             report = await trio.to_thread.run_sync(self._train, groups, grant)
             ended = time.time()
         if report.skipped_in_row > self.recipe.learner.max_skipped_batches:
@@ -213,14 +216,14 @@ class LearnerProgram:
 
     async def _checkpoint(self) -> None:
         """Write, then mark the journal, then commit by a rename, then say so: in this order a crash anywhere leaves a valid state."""
-        with phase("checkpoint"):
-            pending = await trio.to_thread.run_sync(checkpoint.write, self.learner, self._checkpoints, self.step, self.spec.incarnation)
-            if self.lead:
-                mark = await self.buffer.sync_journal()
-                manifest = await trio.to_thread.run_sync(checkpoint.commit, pending, mark)
-                await self.buffer.checkpoint_committed(manifest.for_rollback())
-                await trio.to_thread.run_sync(checkpoint.prune, self._checkpoints, self.recipe.checkpoint.keep)
-        self.checkpointed = self.step
+        started = time.monotonic()
+        pending = await trio.to_thread.run_sync(checkpoint.write, self.learner, self._checkpoints, self.step, self.spec.incarnation)
+        if self.lead:
+            mark = await self.buffer.sync_journal()
+            manifest = await trio.to_thread.run_sync(checkpoint.commit, pending, mark)
+            await self.buffer.checkpoint_committed(manifest.for_rollback())
+            await trio.to_thread.run_sync(checkpoint.prune, self._checkpoints, self.recipe.checkpoint.keep)
+        self.checkpointed, self._checkpoint_s = self.step, time.monotonic() - started
 
     async def _heartbeat_loop(self) -> None:
         """Tell the buffer that this rank lives.

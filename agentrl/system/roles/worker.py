@@ -46,9 +46,8 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     recipe, payload = Recipe.model_validate(spec.recipe), spec.payload
     environment = environment_factory(recipe, retriever_url=payload["retriever_url"], expected_file=payload["environment_file"])
     encoder = TokenEncoder.load(Path(payload["model_dir"]))
-    token = trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:
-        stop.subscribe(lambda: token.run_sync_soon(scope.cancel))
+        stop.cancels(scope)
         async with BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as client:
             engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
             worker = RolloutWorker(

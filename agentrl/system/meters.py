@@ -1,0 +1,67 @@
+"""What the driver adds to a step's metrics: how busy the engines were, and how groups and versions flow through the buffer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.engine_api import EngineClient
+from agentrl.errors import EngineError
+
+__all__ = ["EngineMeter", "FlowMeter"]
+
+READ_DEADLINE_S = 2.0
+
+
+class EngineMeter:
+    """Differences of the embedded engines' counters. Engines that keep none are left out."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._engines = [EngineClient(url, index) for index, url in enumerate(urls)]
+        self._last: dict[int, tuple[float, float, float]] = {}  # (read at, generated tokens, busy seconds)
+
+    async def read(self) -> dict[str, float]:
+        """Idle share and tokens per second since the last reading, over all engines; nothing at the first."""
+        idle, rate = [], 0.0
+        for engine in self._engines:
+            try:
+                counters = (await engine.server_info(deadline_s=READ_DEADLINE_S)).raw["embedded"]
+            except (EngineError, KeyError):
+                continue  # the supervisor judges engines; a reading may be missing
+            now = (time.monotonic(), float(counters["generated_tokens"]), float(counters["busy_s"]))
+            before = self._last.get(engine.index)
+            self._last[engine.index] = now
+            if before is not None and now[0] > before[0]:
+                seconds = now[0] - before[0]
+                idle.append(max(0.0, 1.0 - (now[2] - before[2]) / seconds))
+                rate += (now[1] - before[1]) / seconds
+        return {"idle/engine": sum(idle) / len(idle), "engine/tokens_per_s": rate} if idle else {}
+
+
+class FlowMeter:
+    """Turns the buffer's step and publishing events into metrics."""
+
+    def __init__(self) -> None:
+        self._ended_s: float | None = None  # of the step before
+        self._published: Mapping[str, Any] | None = None
+
+    def published(self, event: Mapping[str, Any]) -> None:
+        """A version is out: told with the next step."""
+        self._published = event
+
+    def of_step(self, event: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics that a step event itself carries."""
+        metrics: dict[str, float] = {f"buffer/{name}": event[name] for name in ("running", "buffered", "training")}
+        metrics |= {f"drops/{cause}": count for cause, count in event["dropped"].items()}
+        metrics |= {"run/step": event["step"], "run/elapsed_s": event["elapsed_s"]}
+        told = event["metrics"]
+        if (seconds := told.get("seconds/step", 0.0)) > 0 and "learner/tokens" in told:
+            metrics["learner/tokens_per_s"] = told["learner/tokens"] / seconds
+        if self._ended_s is not None and event["ended_s"] > self._ended_s:
+            metrics["idle/learner"] = min(1.0, told.get("seconds/wait_batch", 0.0) / (event["ended_s"] - self._ended_s))
+        self._ended_s = event["ended_s"]
+        if self._published is not None:
+            metrics["weights/version"], metrics["weights/bytes"] = self._published["version"], self._published["bytes"]
+            metrics["seconds/publish"], self._published = self._published["seconds"], None
+        return metrics
