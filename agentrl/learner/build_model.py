@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qw
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.recipe import Architecture
-from agentrl.errors import ConfigError
 from agentrl.learner.model_directory import copy_tokenizer
 
 __all__ = ["make_model"]
@@ -31,9 +30,6 @@ def make_model(architecture: Architecture, tokenizer_dir: Path, out_dir: Path, s
 
     Args:
         dtype: "float32" or "bfloat16".
-
-    Raises:
-        ConfigError: mimetic initialisation of an architecture it is not defined for.
     """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
     with torch.random.fork_rng(devices=[]):
@@ -69,13 +65,11 @@ def _config(architecture: Architecture, tokenizer: PreTrainedTokenizerBase) -> Q
 @torch.no_grad()
 def _mimetic(model: Qwen2ForCausalLM) -> None:
     """Start attention where trained transformers end up (Trockman & Kolter 2023): W_q ~ W_k (attend to equal content), W_o ~ W_v^T
-    (copy it). In layer 0 the biases of two heads make them look one and two tokens back. It is a plain Qwen2 afterwards."""
+    (copy it). In layer 0 the biases of two heads make them look one and two tokens back. It is a plain Qwen2 afterwards.
+
+    The architecture has as many key heads as heads, at least two; its model refuses others."""
     config = model.config
     hidden, heads = config.hidden_size, config.num_attention_heads
-    if config.num_key_value_heads != heads or heads < len(LOOK_BACK) or hidden % heads:
-        raise ConfigError(
-            "model.architecture.initialisation mimetic needs kv_heads equal to heads, at least 2 heads, hidden_size a multiple of heads"
-        )
     for index, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         shared_HH = torch.randn(hidden, hidden) / math.sqrt(hidden)

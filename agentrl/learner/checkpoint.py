@@ -6,7 +6,8 @@
         model/                          model configuration and tokenizer: with state/ enough for an export
 
 `write` captures the state; between it and `commit` the caller brings the journal to the disk, up to the mark that `commit` puts into the
-manifest. A crash at any point leaves either the whole checkpoint or a temporary directory that `prune` removes.
+manifest. A crash at any point leaves either the whole checkpoint or a temporary directory that `prune` removes. All ranks write into
+the same directory: ranks on several machines need one they share.
 """
 
 from __future__ import annotations

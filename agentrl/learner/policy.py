@@ -58,7 +58,8 @@ class PolicyModel(nn.Module):
             model_dir, dtype=torch.float32, attn_implementation=attention, local_files_only=True, attention_dropout=0.0
         )
         if gradient_checkpointing:
-            causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            newer_name = getattr(causal, "activation_checkpointing_enable", None)
+            (newer_name or causal.gradient_checkpointing_enable)({"use_reentrant": False})
         policy = cls(causal).train()
         if causal.config.model_type in DENSE_FAMILIES:
             policy._spare_last_mlp()

@@ -51,22 +51,22 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
     record("learner/learning_rate", rate)
     record("learner/entropy_coefficient", entropy_weight)
     with phase("prepare"):
-        tokens = with_advantages(batch, algorithm)
-        useful_B = has_gradient(tokens, entropy_weight)
-        minibatches = split(len(batch.trajectories), learner.mini_batches, learner.ppo_epochs, seed=mix(recipe.seed, step))
+        tokens = _with_advantages(batch, algorithm)
+        useful_B = _has_gradient(tokens, entropy_weight)
+        minibatches = _split(len(batch.trajectories), learner.mini_batches, learner.ppo_epochs, seed=mix(recipe.seed, step))
         if algorithm.loss.form == "decoupled" and len(minibatches) > 1:
-            tokens = with_proximal(state, tokens, useful_B, learner.tokens_per_micro_batch)
+            tokens = _with_proximal(state, tokens, useful_B, learner.tokens_per_micro_batch)
     done: list[bool] = []
     for rows in minibatches:
         with phase("update"):
             tally = Tally(ranks)
             denominator = batch.count(batch.loss_mask_N)[rows].sum().clamp(min=1).to(ranks.device)
-            micro_batches = pack_useful(batch, rows, useful_B, learner.tokens_per_micro_batch, ranks)
+            micro_batches = _pack_useful(batch, rows, useful_B, learner.tokens_per_micro_batch, ranks)
             for index, micro_rows in enumerate(micro_batches):
                 state.policy.sync_gradients(index == len(micro_batches) - 1)
                 micro = tokens.micro_batch(micro_rows, ranks.device)
                 logp_RT, entropy_RT = state.policy(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
-                policy_loss, stats = policy_loss_of(logp_RT, micro, algorithm, denominator, one_update=len(minibatches) == 1)
+                policy_loss, stats = _policy_loss(logp_RT, micro, algorithm, denominator, one_update=len(minibatches) == 1)
                 loss = policy_loss - entropy_weight * (entropy_RT * micro.train_mask_RT).sum() / denominator
                 torch.autograd.backward(loss * ranks.size)
                 tally.add(loss, policy_loss, logp_RT, entropy_RT, stats, micro)
@@ -74,12 +74,12 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
             done.append(apply_gradients(state.optimizer, loss=tally.loss, learning_rate=rate, max_grad_norm=learner.max_grad_norm))
             if done[-1]:
                 tally.record_update(decoupled=algorithm.loss.form == "decoupled")
-            if len(done) == 1:
+            if done == [True]:
                 tally.record_gap()
     return done
 
 
-def with_advantages(batch: TrainingBatch, algorithm: AlgorithmRecipe) -> StepTokens:
+def _with_advantages(batch: TrainingBatch, algorithm: AlgorithmRecipe) -> StepTokens:
     """The batch with each token's advantage and train mask. Advantage metrics are over generated tokens."""
     advantages_B = group_relative_advantages(batch.rewards_B, batch.groups_B, normalise_by_std=algorithm.normalise_by_std)
     advantages_N = batch.spread(advantages_B.float())
@@ -93,13 +93,16 @@ def with_advantages(batch: TrainingBatch, algorithm: AlgorithmRecipe) -> StepTok
     return StepTokens(batch=batch, train_mask_N=train_mask_N, advantages_N=advantages_N, proximal_N=batch.behaviour_N)
 
 
-def has_gradient(tokens: StepTokens, entropy_weight: float) -> Tensor:
-    """[B] bool: whether a trajectory can contribute a gradient. Others stay in the denominators and are not computed."""
-    counts = tokens.train_mask_N if entropy_weight else tokens.train_mask_N & (tokens.advantages_N.abs() > NO_ADVANTAGE)
+def _has_gradient(tokens: StepTokens, entropy_weight: float) -> Tensor:
+    """[B] bool: whether a trajectory can contribute a gradient. Others stay in the denominators and are not computed.
+
+    With an entropy bonus every token trained on can. An advantage that is not a number counts: its loss must be seen to be skipped.
+    """
+    counts = tokens.train_mask_N if entropy_weight else tokens.train_mask_N & ~(tokens.advantages_N.abs() <= NO_ADVANTAGE)
     return tokens.batch.count(counts) > 0
 
 
-def split(rows: int, mini_batches: int, ppo_epochs: int, *, seed: int) -> list[list[int]]:
+def _split(rows: int, mini_batches: int, ppo_epochs: int, *, seed: int) -> list[list[int]]:
     """The rows of each update: every epoch deals all rows anew, in an order that depends on the seed alone."""
     updates: list[list[int]] = []
     for epoch in range(ppo_epochs):
@@ -109,18 +112,18 @@ def split(rows: int, mini_batches: int, ppo_epochs: int, *, seed: int) -> list[l
     return updates
 
 
-def pack_useful(batch: TrainingBatch, rows: list[int], useful_B: Tensor, budget: int, ranks: Ranks) -> MicroBatches:
+def _pack_useful(batch: TrainingBatch, rows: list[int], useful_B: Tensor, budget: int, ranks: Ranks) -> MicroBatches:
     """This rank's micro-batches of those rows that have a gradient."""
     lengths, useful = batch.lengths_B.tolist(), useful_B.tolist()
     return pack([row for row in rows if useful[row]], lengths, budget=budget, ranks=ranks.size)[ranks.rank]
 
 
 @torch.no_grad()
-def with_proximal(state: LearnerState, tokens: StepTokens, useful_B: Tensor, budget: int) -> StepTokens:
+def _with_proximal(state: LearnerState, tokens: StepTokens, useful_B: Tensor, budget: int) -> StepTokens:
     """The tokens with the learner's log-probs before the first update. Each rank computes its rows; their sum is everybody's."""
     batch, device = tokens.batch, state.ranks.device
     proximal_N = torch.zeros_like(batch.behaviour_N)
-    for rows in pack_useful(batch, list(range(len(batch.trajectories))), useful_B, budget, state.ranks):
+    for rows in _pack_useful(batch, list(range(len(batch.trajectories))), useful_B, budget, state.ranks):
         micro = tokens.micro_batch(rows, device)
         logp_RT, _ = state.policy(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
         for row, logp_T in zip(rows, logp_RT.cpu(), strict=False):
@@ -129,7 +132,7 @@ def with_proximal(state: LearnerState, tokens: StepTokens, useful_B: Tensor, bud
     return replace(tokens, proximal_N=state.ranks.sum(proximal_N))
 
 
-def policy_loss_of(
+def _policy_loss(
     logp_RT: Tensor, micro: MicroBatch, algorithm: AlgorithmRecipe, denominator: Tensor, *, one_update: bool
 ) -> tuple[Tensor, LossStats]:
     """The recipe's loss. With one update in the step the proximal policy is the current one, so no pass is spent on it."""

@@ -1,8 +1,6 @@
 import math
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import tensor
 from torch.testing import assert_close
 
@@ -15,10 +13,9 @@ def test_estimates_by_hand():
     assert_close(k3(sampled, other), tensor([0.5 - 1 + math.log(2)]))
 
 
-@settings(max_examples=20)
-@given(st.floats(-50, 0), st.floats(-50, 0))
-def test_k3_is_never_negative(sampled, other):
-    assert k3(tensor([sampled], dtype=torch.float64), tensor([other], dtype=torch.float64)).item() >= -1e-12
+def test_k3_is_never_negative():
+    sampled, other = torch.linspace(-50, 0, 101, dtype=torch.float64), torch.linspace(-50, 0, 99, dtype=torch.float64)
+    assert k3(sampled[:, None], other[None]).min().item() >= 0.0
 
 
 def test_both_estimate_the_divergence_of_known_distributions():

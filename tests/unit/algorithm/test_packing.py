@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.algorithm.packing import pack
@@ -21,6 +21,7 @@ def test_no_rows_at_all_is_one_dummy_each():
     assert pack([], [5, 5], budget=5, ranks=2) == (((),), ((),))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 120), st.integers(1, 5))
 def test_every_row_goes_through_exactly_once_and_ranks_step_alike(lengths, budget, ranks):
     packed = pack(range(len(lengths)), lengths, budget=budget, ranks=ranks)
@@ -30,6 +31,7 @@ def test_every_row_goes_through_exactly_once_and_ranks_step_alike(lengths, budge
         assert len(micro) <= 1 or len(micro) * max(lengths[row] for row in micro) <= budget
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 5))
 def test_ranks_get_as_many_tokens_as_one_another_give_or_take_two_rows(lengths, ranks):
     packed = pack(range(len(lengths)), lengths, budget=40, ranks=ranks)

@@ -1,10 +1,7 @@
-import pytest
 import torch
 from learner_scene import TINY, VOCABULARY, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.config.recipe import Architecture
-from agentrl.errors import ConfigError
 from agentrl.learner.build_model import make_model
 
 MIMETIC = TINY.model_copy(update={"kv_heads": 4, "initialisation": "mimetic"})
@@ -49,9 +46,3 @@ def test_mimetic_heads_look_one_and_two_tokens_back(tmp_path):
         attention = model(torch.randint(3, VOCABULARY, (1, 12)), output_attentions=True).attentions[0][0]
     for head, back in ((0, 1), (1, 2)):
         assert all(attention[head, place].argmax().item() == place - back for place in range(4, 12))
-
-
-def test_mimetic_initialisation_needs_as_many_key_heads_as_heads(tmp_path):
-    architecture = Architecture(heads=4, kv_heads=2, initialisation="mimetic")
-    with pytest.raises(ConfigError, match="kv_heads"):
-        make_model(architecture, tiny_tokenizer(tmp_path / "tokenizer"), tmp_path / "model", 0)

@@ -5,8 +5,12 @@ import torch
 from learner_scene import random_groups, tiny_recipe, trajectory
 from torch.testing import assert_close
 
-from agentrl.learner.batch import TrainingBatch
+from agentrl.algorithm.advantages import group_relative_advantages
+from agentrl.algorithm.losses import clipped_policy_loss
+from agentrl.algorithm.packing import pack
+from agentrl.learner.batch import StepTokens, TrainingBatch
 from agentrl.learner.learner import Learner
+from agentrl.learner.policy import PolicyModel
 from agentrl.learner.ranks import Ranks
 from agentrl.wire import unpack
 
@@ -42,6 +46,48 @@ def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(learner_of):
 
 
 @pytest.mark.slow
+def test_one_rank_under_fsdp_is_bit_equal_to_a_plain_loop(learner_of, model_dir):
+    learner = learner_of(learner__tokens_per_micro_batch=90)
+    plain = PolicyModel.load(model_dir)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
+    advantages = group_relative_advantages(BATCH.rewards_B, BATCH.groups_B, normalise_by_std=True).float()
+    tokens = StepTokens(batch=BATCH, train_mask_N=BATCH.loss_mask_N, advantages_N=BATCH.spread(advantages), proximal_N=BATCH.behaviour_N)
+    for step in range(3):
+        metrics = learner.train(BATCH, step=step, progress=0.0).metrics
+        total = 0.0
+        for rows in pack(range(12), BATCH.lengths_B.tolist(), budget=90, ranks=1)[0]:
+            micro = tokens.micro_batch(rows, torch.device("cpu"))
+            logp, _ = plain(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
+            arguments = (logp, micro.behaviour_RT, micro.advantages_RT, micro.train_mask_RT)
+            loss, _ = clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2, denominator=BATCH.loss_mask_N.sum())
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert (metrics["learner/loss"], metrics["learner/grad_norm"]) == (total, norm.item())
+        assert same(weights(learner), dict(plain.named_weights()))
+
+
+@pytest.mark.slow
+def test_recomputing_activations_changes_no_bit(learner_of):
+    kept, recomputed = learner_of(), learner_of(model__gradient_checkpointing=True)
+    for step in range(2):
+        kept.train(BATCH, step=step, progress=0.0)
+        recomputed.train(BATCH, step=step, progress=0.0)
+    assert same(weights(kept), weights(recomputed))
+
+
+@pytest.mark.slow
+def test_half_precision_computes_nearly_the_same_and_keeps_full_weights(learner_of):
+    full, half = learner_of(), learner_of(model__dtype="bfloat16")
+    one, other = full.train(BATCH, step=0, progress=0.0).metrics, half.train(BATCH, step=0, progress=0.0).metrics
+    assert other["learner/loss"] == pytest.approx(one["learner/loss"], abs=0.02)
+    assert {tensor.dtype for tensor in weights(half).values()} == {torch.bfloat16}
+    assert {weight.dtype for _, weight in half.state.policy.named_weights()} == {torch.float32}
+
+
+@pytest.mark.slow
 def test_the_same_step_from_the_same_state_gives_the_same_bits(learner_of):
     settings = {"learner__mini_batches": 2, "learner__ppo_epochs": 2, "algorithm__entropy": {"coefficient": 0.01}}
     one, other = learner_of(**settings), learner_of(**settings)
@@ -50,6 +96,7 @@ def test_the_same_step_from_the_same_state_gives_the_same_bits(learner_of):
     assert same(weights(one), weights(other))
 
 
+@pytest.mark.slow
 def test_mini_batches_come_in_another_order_at_another_step(learner_of):
     one, other = learner_of(learner__mini_batches=3), learner_of(learner__mini_batches=3)
     one.train(BATCH, step=0, progress=0.0)
@@ -57,6 +104,7 @@ def test_mini_batches_come_in_another_order_at_another_step(learner_of):
     assert not same(weights(one), weights(other))
 
 
+@pytest.mark.slow
 def test_training_raises_the_probability_of_what_was_rewarded(learner_of):
     right = [trajectory([1, 5, 6, 7], [0, 0, 1, 1], reward=1.0, k=k) for k in range(2)]
     wrong = [trajectory([1, 5, 8, 9], [0, 0, 1, 1], reward=0.0, k=2 + k) for k in range(2)]
@@ -82,19 +130,26 @@ def nan_batch():
     return TrainingBatch.of(groups, {0: 0})
 
 
-def test_a_batch_that_is_not_finite_changes_nothing_is_counted_and_kept(learner_of, tmp_path):
+def nan_reward_batch():
+    return TrainingBatch.of([[trajectory([1, 5, 6], [0, 1, 1], reward=math.nan, k=k) for k in range(2)], *random_groups()[1:]], {0: 0})
+
+
+@pytest.mark.parametrize("bad", [nan_batch(), nan_reward_batch()], ids=["log-prob", "reward"])
+def test_a_batch_that_is_not_finite_changes_nothing_is_counted_and_kept(learner_of, tmp_path, bad):
     learner = learner_of()
     learner.train(BATCH, step=0, progress=0.0)
     before = weights(learner)
-    report = learner.train(nan_batch(), step=1, progress=0.0)
+    report = learner.train(bad, step=1, progress=0.0)
     assert (report.updates_done, report.updates_skipped, report.skipped_in_row) == (0, 1, 1)
     assert (report.metrics["learner/updates_skipped"], report.metrics["learner/updates_done"]) == (1.0, 0.0)
     assert same(before, weights(learner))
     kept = unpack((tmp_path / "skipped" / "step_00000001.msgpack").read_bytes())
-    assert len(kept) == len(BATCH.trajectories)
+    assert len(kept) == len(bad.trajectories)
+    assert not any(math.isnan(value) for name, value in report.metrics.items() if not name.startswith("learner/advantage"))
     assert learner.train(BATCH, step=2, progress=0.0).skipped_in_row == 0
 
 
+@pytest.mark.slow
 def test_after_a_skipped_batch_training_goes_on_as_if_it_had_not_been(learner_of):
     one, other = learner_of(), learner_of()
     one.train(nan_batch(), step=0, progress=0.0)
@@ -102,6 +157,7 @@ def test_after_a_skipped_batch_training_goes_on_as_if_it_had_not_been(learner_of
     assert same(weights(one), weights(other))
 
 
+@pytest.mark.slow
 def test_rows_without_gradient_are_not_computed_and_stay_in_the_denominator(learner_of):
     useful = random_groups(groups=1)
     useless = [[trajectory([1, 5, 6], [0, 1, 1], reward=1.0, task=9, k=k) for k in range(2)]]
