@@ -39,7 +39,7 @@ class Batches:
     consumed: Ranges = ()  # trained in the surviving history
     settled: Ranges = ()  # ... and named consumed by every kept checkpoint: forgotten here
     checkpoints: list[Checkpoint] = field(default_factory=list)  # kept and valid, oldest first
-    last: bool = False  # the batch that ends the run was trained
+    last: bool = False  # the newest trained batch was taken as the run's last
     rolled_back: Rollback | None = None  # the newest rollback, while no batch was taken since
     _answers: dict[tuple[int, int], int] = field(default_factory=dict)  # (learner incarnation, number) -> batch
     _asked: dict[int, int] = field(default_factory=dict)  # learner incarnation -> its newest number
@@ -73,7 +73,7 @@ class Batches:
         batch.trained = record
         self.step = record.step
         self.consumed = with_id(self.consumed, record.batch)
-        self.last |= batch.taken.last
+        self.last = batch.taken.last
         return batch
 
     def leave(self, published: int | None) -> list[Batch]:
@@ -105,7 +105,7 @@ class Batches:
         annulled = self.annulled_by(record.consumed)
         for batch in annulled:
             del self.by_id[batch.taken.batch]
-            self.last &= not batch.taken.last
+            self.last = False
         self.step, self.consumed, self.rolled_back = record.step, record.consumed, record
         self.checkpoints = [c for c in self.checkpoints if c.step <= record.step]
         return annulled

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.buffer import journal as journals
+from agentrl.buffer.batches import within
 from agentrl.buffer.evaluation import FINAL, INITIAL, PERIODIC, EvaluationResult
 from agentrl.buffer.journal import Journal
-from agentrl.buffer.records import EvaluationEnded, EvaluationOpened, Halt, IncarnationBegun, Record
+from agentrl.buffer.records import EvaluationEnded, EvaluationOpened, Halt, IncarnationBegun, Record, Rollback
 from agentrl.buffer.replay import resolve_select
 from agentrl.buffer.settings import BufferSettings, EvalSettings
 from agentrl.buffer.state import DRIVER, RunState
@@ -199,7 +200,7 @@ class ReplayBuffer:
         """Annul every batch a manifest does not name consumed. Idempotent by (learner incarnation, manifest id)."""
         if self._training.forgot(manifest):
             self.commit()
-            self._use(self._fold(keep=None))
+            self.state = self._supply.state = self._training.state = self._fold(keep=None)
         reply = self._training.rollback(incarnation=caller.incarnation, manifest=manifest)
         self._advance()
         return reply
@@ -268,15 +269,19 @@ class ReplayBuffer:
         self.state.apply(record, self.journal.append(record))
 
     def _fold(self, *, keep: int | None) -> RunState:
+        """The state the journal's records make.
+
+        Args:
+            keep: checkpoints; batches that all of them name consumed are forgotten on the way. None forgets nothing.
+        """
         state = RunState(self.settings, keep=keep)
         state.keeps_data = False
         for location, record in journals.read(self._directory):
+            if isinstance(record, Rollback) and not within(state.batches.settled, record.consumed):
+                return self._fold(keep=None)  # it gives back what has been forgotten
             state.apply(record, location)
-        state.keeps_data = True
+        state.keeps_data, state.batches.keep = True, self.settings.keep_checkpoints
         return state
-
-    def _use(self, state: RunState) -> None:
-        self.state = self._supply.state = self._training.state = state
 
     def _advance(self) -> None:
         """Do what follows by itself: end what is over, open what is due."""

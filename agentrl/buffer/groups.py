@@ -185,7 +185,10 @@ class Groups:
 
     def take(self, ordinal: int, *, first: bool) -> None:
         """A group goes into a batch."""
-        group = self.by_ordinal[ordinal]
+        group = self.by_ordinal.get(ordinal)
+        if group is None and not first:
+            return  # forgotten, as the settings of now allow no further use
+        assert group is not None, "no group is forgotten before its first batch"
         group.uses += 1
         if first:
             group.state = GroupState.TRAINING
@@ -194,7 +197,9 @@ class Groups:
 
     def trained(self, ordinal: int, *, first: bool, finite: bool, reuse: int) -> None:
         """A group was trained on."""
-        group = self.by_ordinal[ordinal]
+        group = self.by_ordinal.get(ordinal)
+        if group is None:
+            return
         if first:
             group.state = GroupState.TRAINED
             self.ledger.move(TRAINING, TRAINED if finite else DROPPED + NONFINITE, len(group.held))

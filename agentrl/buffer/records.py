@@ -141,6 +141,7 @@ class BatchTaken(Record):
     incarnation: int  # of the learner group ...
     number: int  # ... whose request this answers
     groups: tuple[tuple[int, int, int], ...]  # (ordinal, use, staleness): use 0 is the first; staleness is of the oldest token
+    newest: int  # version: what ages are counted from
     progress: float  # share of the run done
     last: bool  # the run ends with it
     publishes: bool

@@ -130,9 +130,11 @@ class RunState:
 
     @property
     def trained_enough(self) -> bool:
-        """The run has its last step."""
-        total = self.settings.total_steps
-        return self.batches.last or (total is not None and self.batches.step >= total)
+        """The run has its last step, by what the settings say now: a longer run goes on where a shorter one ended."""
+        total, hours = self.settings.total_steps, self.settings.hours
+        if total is not None:
+            return self.batches.step >= total
+        return self.batches.last and hours is not None and self.training_s >= hours * 3600.0
 
     @property
     def training_over(self) -> bool:

@@ -49,10 +49,10 @@ class Versions:
         for made in self._made:
             made.abandoned |= made.step > step
 
-    def info(self, version: int) -> VersionInfo:
-        """What is known of it now."""
+    def info(self, version: int, *, newest: int | None = None) -> VersionInfo:
+        """What is known of it, now or when `newest` was the newest version."""
         made = self._made[version]
-        return VersionInfo(step=made.step, abandoned=made.abandoned, age_versions=len(self._made) - 1 - version)
+        return VersionInfo(step=made.step, abandoned=made.abandoned, age_versions=(self.next - 1 if newest is None else newest) - version)
 
     def staleness(self, versions: Iterable[int], step: int) -> int:
         """The largest staleness of tokens of these versions in a batch that starts at `step`; 0 where there are none."""

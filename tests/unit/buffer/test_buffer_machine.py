@@ -131,12 +131,14 @@ class Run(RuleBasedStateMachine):
         assert self.buffer.close_tickets([outcome]) == (was_open,)  # sent again after a lost reply
         self.report()
 
-    def report(self) -> None:
-        if (result := self.buffer.evaluation_due()) is not None:
-            assert len(result.rows) == 2
-            if result.stage != "periodic":
-                assert result.versions[0] == result.versions[1]
-            self.buffer.evaluation_ended(result.evaluation, {})
+    def report(self) -> bool:
+        if (result := self.buffer.evaluation_due()) is None:
+            return False
+        assert len(result.rows) == 2
+        if result.stage != "periodic":
+            assert result.versions[0] == result.versions[1]
+        self.buffer.evaluation_ended(result.evaluation, {})
+        return True
 
     def take_batch(self) -> BatchGrant | None:
         grant = self.buffer.take_batch(self.learning, number=self.number)
@@ -301,11 +303,12 @@ class Run(RuleBasedStateMachine):
         for _ in range(1000):
             if self.buffer.state.phase == "finished":
                 return
-            busy = False
+            busy = self.report()
             for index in range(WORKERS):
                 busy |= bool(self.take(index, 4))
                 while self.playing[index]:
                     self.close(index, self.playing[index][0], None)
+                    busy = True
             grant = self.batch or self.take_batch()
             if grant is not None:
                 self.train(grant, 1)
