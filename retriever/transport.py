@@ -96,6 +96,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
         self._ssl_context = ssl_context
         self._idle: dict[Origin, deque[_Connection]] = defaultdict(deque)  # oldest left, newest right
         self._open = 0
+        self._closed = False
 
     @property
     def open_connections(self) -> int:
@@ -124,7 +125,8 @@ class PooledTransport(httpx.AsyncBaseTransport):
         return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=body, extensions={"http_version": b"HTTP/1.1"})
 
     async def aclose(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections now, and those in use when they come free."""
+        self._closed = True
         for idle in self._idle.values():
             while idle:
                 self._close(idle.pop())
@@ -204,7 +206,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
             self._close(oldest)
 
     def _release(self, connection: _Connection) -> None:
-        if connection.reusable():
+        if connection.reusable() and not self._closed:
             connection.idle_since = trio.current_time()
             self._idle[connection.origin].append(connection)
         else:

@@ -87,7 +87,7 @@ def play(url: str, model_dir: Path, disturb: Any = None) -> list[Trajectory]:
     async def main() -> list[Trajectory]:
         buffer = FakeBuffer([Task(id=str(number), prompt=f"Question {number}") for number in range(6)], samples=4)
         with trio.fail_after(60):
-            async with trio.open_nursery() as nursery, EngineClient(url) as control:
+            async with EngineClient(url) as control, trio.open_nursery() as nursery:
                 if disturb is not None:
                     nursery.start_soon(disturb, control)
                 await work(buffer, url, model_dir)
@@ -122,9 +122,10 @@ def test_episodes_go_on_while_the_weights_get_a_new_name(engine_url: str, model_
     async def publish(control: EngineClient) -> None:
         for version in range(1, 100):
             await trio.sleep(0.05)
-            await control.pause("retract")
-            await control.update_from_disk(str(model_dir), version=version)
-            await control.continue_()
+            with trio.CancelScope(shield=True):  # the end of the episodes leaves no paused engine behind
+                await control.pause("retract")
+                await control.update_from_disk(str(model_dir), version=version)
+                await control.continue_()
 
     played = play(engine_url, model_dir, publish)
     assert any(trajectory.version_count > 1 for trajectory in played)

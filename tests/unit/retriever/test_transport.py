@@ -297,6 +297,19 @@ def test_a_response_abandoned_half_way_closes_its_connection():
     run(main, Server(lambda request, number: b"HTTP/1.1 200 OK\r\ncontent-length: 500000\r\n\r\n" + body), transport=transport)
 
 
+def test_a_connection_in_use_when_the_transport_is_closed_is_closed_when_it_comes_free():
+    async def main(client, url):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.get, url)
+            await trio.sleep(0.01)
+            await transport.aclose()
+            assert transport.open_connections == 1
+        assert transport.open_connections == 0
+
+    transport = PooledTransport()
+    run(main, Server(delay_s=0.05), transport=transport)
+
+
 def test_interim_responses_are_passed_over_and_empty_ones_are_whole():
     answers = iter([b"HTTP/1.1 103 Early Hints\r\n\r\n" + OK, b"HTTP/1.1 204 No Content\r\n\r\n", OK])
 
