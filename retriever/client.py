@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -109,7 +110,7 @@ class RetrieverClient:
             wait_s = 0.0
             try:
                 response = await self._client.post("/retrieve", content=body, headers={"content-type": "application/json"})
-            except ResponseTooLarge as error:
+            except (ResponseTooLarge, httpx.UnsupportedProtocol) as error:
                 raise RetrieverError(f"the retriever at {self.url}: {error}") from error
             except httpx.TransportError as error:
                 failure = RetrieverError(f"the retriever at {self.url} cannot be reached: {error}")
@@ -137,7 +138,7 @@ def _retry_after_s(response: httpx.Response) -> float:
 def _result(answer: bytes, expected: int, url: str) -> list[list[Any]]:
     try:
         value = json.loads(answer)
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or lists in lists in lists
         raise RetrieverError(f"the retriever at {url} answered no JSON: {error}") from error
     result = value.get("result") if isinstance(value, dict) else None
     if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
@@ -152,8 +153,8 @@ def _passage(hit: object, url: str) -> Passage:
     if not isinstance(hit, dict) or not isinstance(document, dict) or not isinstance(document.get("contents"), str):
         raise RetrieverError(f'the retriever at {url}: expected {{"document": {{"id", "contents"}}, "score"}}, got {str(hit)[:EXCERPT_CHARACTERS]}')
     score = hit.get("score", 0.0)
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise RetrieverError(f"the retriever at {url}: expected a number as score, got {str(score)[:EXCERPT_CHARACTERS]}")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
+        raise RetrieverError(f"the retriever at {url}: expected a finite number as score, got {str(score)[:EXCERPT_CHARACTERS]}")
     return Passage(id=_encodable(str(document.get("id", ""))), contents=_encodable(document["contents"]), score=float(score))
 
 

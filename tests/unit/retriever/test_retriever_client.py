@@ -134,7 +134,10 @@ def hits(*some: Any) -> dict[str, Any]:
         (hits({"document": "text"}), 'expected {"document"'),
         (hits({"document": {"id": "1", "contents": None}, "score": 1}), 'expected {"document"'),
         (hits({"document": {"id": "1"}, "score": 1}), 'expected {"document"'),
-        (hits({"document": {"id": "1", "contents": "x"}, "score": "high"}), "expected a number as score"),
+        (hits({"document": {"id": "1", "contents": "x"}, "score": "high"}), "expected a finite number as score"),
+        (b'{"result": [[{"document": {"id": "1", "contents": "x"}, "score": NaN}]]}', "expected a finite number as score"),
+        (b'{"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1%s}]]}' % (b"0" * 400), "expected a finite number as score"),
+        (b"[" * 100_000, "answered no JSON"),
     ],
 )
 def test_an_answer_of_another_shape_is_an_error(body: Any, complaint: str):
@@ -157,6 +160,15 @@ def test_an_answer_without_end_is_refused():
                 with pytest.raises(RetrieverError, match="exceeds the limit"):
                     await client.retrieve(["q"], topk=1)
             nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_url_of_another_protocol_fails_at_once():
+    async def main() -> None:
+        async with RetrieverClient("ftp://r") as client:
+            with pytest.raises(RetrieverError, match="ftp"):
+                await client.retrieve(["q"], topk=1)
 
     trio.run(main)
 
