@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import string
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,9 +92,17 @@ def test_a_recipe_runs_small(path: Path, tmp_path: Path):
 def test_the_headline_runs_small_on_real_questions_and_passages(tmp_path: Path):
     questions, corpus = REAL_DATA / "nq_open" / "dev.jsonl", REAL_DATA / "xquad_en" / "corpus.jsonl"
     recipe = ROOT / "recipes" / "search_r1_nq.yaml"
-    ran = agentrl("run", str(recipe), "--smoke", f"tasks.train[0].path={questions}", f"retriever.corpus={corpus}", cwd=tmp_path)
+    arguments = [f"tasks.train[0].path={questions}", f"eval.sets.nq.tasks[0].path={questions}", f"retriever.corpus={corpus}"]
+    ran = agentrl("run", str(recipe), "--smoke", *arguments, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert json.loads((tmp_path / "runs" / "search_r1_nq-smoke" / "summary.json").read_text())["steps"] == 2
+    rows = [row for row in evaluated(tmp_path / "runs" / "search_r1_nq-smoke") if row["set"] == "nq"]
+    asked = {row["question"] for row in rows_of(questions)}
+    assert {row["question"] for row in rows} <= asked
+    assert [row["reward"] for row in rows] == [exact_match(row) for row in rows], "scored again from the completions alone"
+    titles = {row["title"] for row in rows_of(corpus)}
+    retrieved = [turn["observation"] for row in rows for turn in row["turns"] if turn["action"] == "search" and turn["observation"]]
+    assert retrieved, "nothing was searched for"
+    assert all(re.findall(r'Doc 1\(Title: "(.*?)"\)', observation)[0] in titles for observation in retrieved)
 
 
 @pytest.mark.slow
@@ -99,3 +110,23 @@ def test_the_headline_at_full_size_says_what_is_missing(tmp_path: Path):
     ran = agentrl("run", str(ROOT / "recipes" / "search_r1_nq.yaml"), cwd=tmp_path)
     assert ran.returncode == 2, ran.stdout + ran.stderr
     assert "sglang" in ran.stderr
+
+
+def evaluated(run_dir: Path) -> list[dict[str, Any]]:
+    """The episodes of all evaluations of a run."""
+    return [row for path in sorted((run_dir / "eval").glob("*.jsonl")) for row in rows_of(path)]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def exact_match(row: dict[str, Any]) -> float:
+    """SQuAD's exact match of the last answer the policy itself wrote."""
+    written = re.findall(r"<answer>(.*?)</answer>", "\n".join(turn["completion"] for turn in row["turns"]), re.DOTALL)
+    return float(bool(written) and normalised(written[-1]) in {normalised(answer) for answer in row["answers"]})
+
+
+def normalised(text: str) -> str:
+    without_signs = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", without_signs).split())

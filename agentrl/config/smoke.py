@@ -18,7 +18,7 @@ _GROUPS, _GROUP_SIZE = 2, 4
 _TASKS, _EVAL_TASKS = 16, 8
 _WARM_START_STEPS = 8
 # Tokens. Search-R1's prompt takes about 300 of a tokenizer trained on a few kilobytes; two searches then fit the context.
-_LIMITS = {"prompt_tokens": 640, "completion_tokens": 32, "observation_tokens": 128, "context_tokens": 1024}
+_LIMITS = {"prompt_tokens": 640, "completion_tokens": 48, "observation_tokens": 128, "context_tokens": 1024}
 _ARCHITECTURE = {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "kv_heads": 2}
 _VOCABULARY = 1024
 
@@ -77,7 +77,7 @@ def smoke_overrides(recipe: Mapping[str, Any]) -> dict[str, Any]:
     small["learner.mini_batches"] = _at_most(_GROUPS, _get(recipe, "learner", "mini_batches"), 1)
     if _get(recipe, "warm_start") is not None:
         small["warm_start.steps"] = _at_most(_WARM_START_STEPS, _get(recipe, "warm_start", "steps"), _WARM_START_STEPS)
-        small["warm_start.warmup_steps"] = _WARM_START_STEPS // 4
+        small |= {"warm_start.warmup_steps": _WARM_START_STEPS // 4, "warm_start.threads": 1}
     if _get(recipe, "eval", "every") is not None:
         small["eval.every"] = 1
     if isinstance(_get(recipe, "retriever", "corpus"), str):
