@@ -56,7 +56,18 @@ HEAVY = ("torch", "transformers", "ray")
 LONG_FUNCTIONS: dict[str, str] = {}
 
 # "module:function" -> why everything is caught there.
-CATCH_ALL: dict[str, str] = {}
+CATCH_ALL: dict[str, str] = {
+    "agentrl.buffer.app:_Server.evaluation_loop": "an evaluation's report: what fails in the hook ends the run with its cause",
+    "agentrl.engine.stops:TokenText.load": "a foreign file: tokenizers raises bare Exception, mapped to an EngineError",
+    "agentrl.engine.thread:EngineThread._run": "the engine: its requests are answered and its health turns bad",
+    "agentrl.engine.thread:EngineThread.call.run": "one command: its caller gets the error, the engine goes on",
+    "agentrl.metrics.sinks:_contained": "a tracker: it is left out from then on, the run goes on",
+    "agentrl.rollout.episode:_close": "an environment's own clean-up: the episode it belonged to stands",
+    "agentrl.rollout.worker:RolloutWorker._outcome": "an episode: an environment may raise anything, and its ticket closes by cause",
+    "agentrl.system.child:main": "a process: told to the driver, then it ends",
+    "agentrl.system.ray_launcher:RoleActor.run": "an actor: told to the driver as a plain record",
+    "retriever.batching:Batcher._serve": "a batch: each of its requests gets the error",
+}
 
 # "module:function" -> why a task is started there outside of a TaskGroup.
 BARE_TASKS = {"retriever.app:_unless_gone": "whichever of the two tasks is left is cancelled, and both are awaited before it returns"}
