@@ -97,16 +97,23 @@ class Pending:
 
 
 def write(learner: Learner, root: Path, step: int, learner_incarnation: int) -> Pending:
-    """Write the state at this step boundary. Collective; when it returns, every rank's part is in its file."""
+    """Write the state at this step boundary. Collective; when it returns, every rank's part is in its file.
+
+    Raises:
+        CheckpointError: a rank could not write.
+    """
     path = root / f"i{learner_incarnation:04d}-s{step:08d}"
     pending = Pending(
         temporary=root / f"{_TEMPORARY}{path.name}", path=path, step=step, learner_incarnation=learner_incarnation, dtype=learner.recipe.model.dtype
     )
-    if learner.ranks.first:
-        shutil.rmtree(pending.temporary, ignore_errors=True)
-        copy_tokenizer(learner.model_dir, pending.temporary / _MODEL, model=True)
-    learner.ranks.barrier()
-    save_state(_state(learner), checkpoint_id=pending.temporary / _STATE)
+    try:
+        if learner.ranks.first:
+            shutil.rmtree(pending.temporary, ignore_errors=True)
+            copy_tokenizer(learner.model_dir, pending.temporary / _MODEL, model=True)
+        learner.ranks.barrier()
+        save_state(_state(learner), checkpoint_id=pending.temporary / _STATE)
+    except (OSError, CheckpointException) as error:  # the second is not even an Exception
+        raise CheckpointError(f"{path} could not be written: {error}") from error
     learner.ranks.barrier()
     return pending
 

@@ -15,7 +15,10 @@ __all__ = ["apply_gradients", "make_optimizer"]
 
 
 def make_optimizer(policy: nn.Module, recipe: LearnerRecipe) -> torch.optim.AdamW:
-    """AdamW with its moments made at once, so that a checkpoint before the first update has the same entries as any later one."""
+    """AdamW with its moments made at once, so that a checkpoint before the first update has the same entries as any later one.
+
+    Weight decay is of all parameters alike, norms and biases included.
+    """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True)
     for parameter in policy.parameters():
         optimizer.state[parameter] = {

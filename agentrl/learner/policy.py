@@ -33,6 +33,7 @@ class PolicyModel(nn.Module):
     """Log-probs and entropies of the tokens that are asked for.
 
     It is the root of FSDP, and the output layer is used inside its forward: FSDP gathers the root's parameters there and only there.
+    Call this, never `causal`: what that answers depends on which tokens were wanted last (`_spare_last_mlp`).
     """
 
     causal: Any  # a transformers PreTrainedModel with a causal head

@@ -40,7 +40,7 @@ class _Row:
 
 
 def warm_start(model_dir: Path, rows: Path, recipe: WarmStartRecipe, out_dir: Path, seed: int, progress: Progress) -> Path:
-    """Train the model in `model_dir` on `rows` and write it to `out_dir`, tokenizer included.
+    """Train the model in `model_dir` on `rows` and write it to `out_dir`, in float32, tokenizer included.
 
     Deterministic from the seed at one number of threads of one machine.
 
@@ -53,8 +53,8 @@ def warm_start(model_dir: Path, rows: Path, recipe: WarmStartRecipe, out_dir: Pa
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
     policy = PolicyModel.load(model_dir)
-    config = policy.causal.config
-    source = _rows(rows, Tokenizer.from_file(str(model_dir / "tokenizer.json")), recipe.pool, config.max_position_embeddings)
+    longest = policy.causal.config.max_position_embeddings
+    source = _rows(rows, Tokenizer.from_file(str(model_dir / "tokenizer.json")), recipe.pool, longest)
     batches = _batches(source, recipe.tokens_per_step, recipe.pool, random.Random(seed))
     optimizers = _optimizers(policy, recipe)
     for step, batch in enumerate(islice(batches, recipe.steps)):
@@ -64,7 +64,7 @@ def warm_start(model_dir: Path, rows: Path, recipe: WarmStartRecipe, out_dir: Pa
         _update(optimizers, share=_share(step, recipe))
         if (step + 1) % max(1, recipe.steps // 100) == 0 or step + 1 == recipe.steps:
             progress(step + 1, recipe.steps, loss.item())
-    policy.causal.to(config.dtype).save_pretrained(out_dir)
+    policy.causal.save_pretrained(out_dir)
     copy_tokenizer(model_dir, out_dir)
     return out_dir
 

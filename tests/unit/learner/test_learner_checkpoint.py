@@ -106,6 +106,12 @@ def test_a_step_is_committed_once_in_an_incarnation(learner, tmp_path):
         save(learner, tmp_path / "checkpoints", 1)
 
 
+def test_a_place_that_cannot_be_written_is_a_checkpoint_error(learner, tmp_path):
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        checkpoint.write(learner, tmp_path / "checkpoints", 1, 0)
+
+
 def test_a_checkpoint_of_another_model_is_refused(learner, tmp_path):
     save(learner, tmp_path / "checkpoints", 1)
     wider = tiny_model(tmp_path / "wider", TINY.model_copy(update={"intermediate_size": 64}))
