@@ -52,12 +52,15 @@ class PolicyModel(nn.Module):
         have to compute them again.
 
         Raises:
-            ConfigError: the family does something to its logits that `forward` does not know.
+            ConfigError: there is no model that loads, or its family does something to its logits that `forward` does not know.
         """
         disable_progress_bar()
-        causal = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, attn_implementation=attention, local_files_only=True, attention_dropout=0.0
-        )
+        try:
+            causal = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=torch.float32, attn_implementation=attention, local_files_only=True, attention_dropout=0.0
+            )
+        except (OSError, ValueError, ImportError) as error:  # what transformers raises for files, architectures, flash attention
+            raise ConfigError(f"the model in {model_dir} cannot be loaded with model.attention {attention}: {error}") from error
         if gradient_checkpointing:
             newer_name = getattr(causal, "activation_checkpointing_enable", None)
             (newer_name or causal.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import tensor
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3Config
 
+from agentrl.errors import ConfigError
 from agentrl.learner.policy import PolicyModel
 
 
@@ -38,3 +39,23 @@ def test_weights_have_their_hugging_face_names_tied_ones_once(policy):
     assert names[0] == "model.embed_tokens.weight"
     assert "model.layers.1.mlp.down_proj.weight" in names
     assert "lm_head.weight" not in names
+
+
+SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(**SMALL), Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True)], ids=["llama", "qwen3"])
+def test_other_families_agree_with_their_own_logits(tmp_path, config):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    PolicyModel.load(tmp_path)  # compares
+
+
+def test_a_family_that_scales_its_logits_is_refused(tmp_path):
+    AutoModelForCausalLM.from_config(GraniteConfig(**SMALL, logits_scaling=8.0)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="changes its logits"):
+        PolicyModel.load(tmp_path)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        PolicyModel.load(tmp_path)
