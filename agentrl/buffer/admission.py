@@ -24,6 +24,9 @@ class Admission:
     leave per step, and at most (K + 1) * G are alive: so it lives for at most K + 1 steps on average, of which one is its own training
     step. A token is generated under the newest published version, which is (publish_every - 1) / 2 steps old on average. Together the
     mean staleness of trajectories' first tokens is at most K + (publish_every - 1) / 2 steps.
+
+    With replay only the share `fresh` of a batch leaves per step: groups live up to (K + 1) / fresh steps then, and the bound of their first
+    use is (K + 1) / fresh - 1 + (publish_every - 1) / 2.
     """
 
     def __init__(self, *, max_staleness: int, groups_per_batch: int) -> None:

@@ -150,8 +150,8 @@ class ReplayBuffer:
     # -- the learner --------------------------------------------------------------------------------------------------------------
 
     def take_batch(self, caller: Caller, *, number: int) -> BatchGrant | None:
-        """The learner's `number`-th batch, where it is there. Idempotent by (learner incarnation, number)."""
-        return self._training.take(incarnation=caller.incarnation, number=number)
+        """The learner's `number`-th batch, where it is there. Idempotent by (learner incarnation, number), the same for every rank."""
+        return self._training.take(incarnation=self._group(caller), number=number)
 
     def batch_trained(
         self,
@@ -165,7 +165,7 @@ class ReplayBuffer:
     ) -> TrainedReply:
         """A batch was trained on; the reply names the version it makes. Idempotent by batch."""
         reply = self._training.trained(
-            incarnation=caller.incarnation,
+            incarnation=self._group(caller),
             batch=batch,
             updates_done=updates_done,
             updates_skipped=updates_skipped,
@@ -201,7 +201,7 @@ class ReplayBuffer:
         if self._training.forgot(manifest):
             self.commit()
             self.state = self._supply.state = self._training.state = self._fold(keep=None)
-        reply = self._training.rollback(incarnation=caller.incarnation, manifest=manifest)
+        reply = self._training.rollback(incarnation=self._group(caller), manifest=manifest)
         self._advance()
         return reply
 
@@ -262,6 +262,10 @@ class ReplayBuffer:
     def close(self) -> None:
         """Let go of the journal."""
         self.journal.close()
+
+    def _group(self, caller: Caller) -> int:
+        """The incarnation of a rank's learner group: that of rank 0, where the ranks were given their own."""
+        return caller.incarnation if caller.index == 0 else self.state.incarnations.get((caller.role, 0), caller.incarnation)
 
     def _write(self, record: Record) -> None:
         if self.journal.trouble is not None:

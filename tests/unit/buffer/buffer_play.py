@@ -134,17 +134,19 @@ class Player:
         return self.buffer.close_tickets([Outcome(ticket=grant.ticket, cause=cause, detail=detail)])[0]
 
     def finish_all(self) -> None:
-        """Play whatever there is to play."""
-        while self.open or self.take():
+        """Play whatever there is to play, evaluations included."""
+        while self.open or self.take() or self.report():
             for grant in list(self.open):
                 self.finish(grant)
-        self.report()
 
-    def report(self) -> None:
+    def report(self) -> bool:
         """Do what the server does with a finished evaluation."""
-        while (result := self.buffer.evaluation_due()) is not None:
-            hook = self.buffer.on_evaluation
-            self.buffer.evaluation_ended(result.evaluation, hook(result) if hook is not None else {})
+        result = self.buffer.evaluation_due()
+        if result is None:
+            return False
+        hook = self.buffer.on_evaluation
+        self.buffer.evaluation_ended(result.evaluation, hook(result) if hook is not None else {})
+        return True
 
     def take_batch(self) -> BatchGrant | None:
         grant = self.buffer.take_batch(self.learner, number=self.batches)

@@ -315,3 +315,13 @@ def test_trajectories_reach_the_learner_byte_for_byte(tmp_path: Path) -> None:
     assert batch is not None
     assert [data for group in batch.groups for data in group] == [sent[0, 0], sent[0, 1], sent[1, 0], sent[1, 1]]
     assert encode_trajectory(decode_trajectory(batch.groups[0][0])) == sent[0, 0]
+
+
+def test_every_rank_of_the_learner_gets_the_same_batch_by_the_same_number(tmp_path: Path) -> None:
+    player = started(tmp_path)
+    for rank, incarnation in ((0, 4), (1, 5)):
+        player.buffer.register(role="learner", index=rank, incarnation=incarnation)
+    player.finish_all()
+    first = player.buffer.take_batch(Caller(role="learner", index=1, incarnation=5), number=0)
+    assert first is not None
+    assert player.buffer.take_batch(Caller(role="learner", index=0, incarnation=4), number=0) == first
