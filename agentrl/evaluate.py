@@ -9,11 +9,12 @@ from typing import Any
 
 import trio
 
+from agentrl.config.paths import require_files
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics.console import Console
-from agentrl.rollout.resolve import origin, resolve
+from agentrl.resolve import origin, resolve
 from agentrl.system.build import Cluster, refuse_unsupported, start_processes
 from agentrl.system.driver import EVENTS_POLL_S, console_of, make_launcher, told
 from agentrl.system.prepare import prepare
@@ -34,6 +35,7 @@ def evaluate(recipe: Recipe, *, checkpoint: Path) -> int:
         ConfigError: the recipe has no evaluation sets.
     """
     refuse_unsupported(recipe)
+    require_files(recipe)
     if not recipe.eval.sets:
         raise ConfigError(f"recipe {recipe.name} has no eval.sets: nothing to evaluate on")
     environment_file = origin(resolve(recipe.env.factory))

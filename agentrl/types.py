@@ -50,10 +50,9 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the environment says so: the task is done
     TURN_LIMIT = "turn_limit"  # the environment's turns are used up
     INVALID_LIMIT = "invalid_limit"  # too many invalid actions in a row
-    COMPLETION_LIMIT = "completion_limit"  # the last turn ran into its token limit
+    COMPLETION_LIMIT = "completion_limit"  # the environment ended it on a turn that ran into its token limit
     OBSERVATION_LIMIT = "observation_limit"  # an observation did not fit its token limit, frames included
     CONTEXT_LIMIT = "context_limit"  # prompt + turns reached the context limit
-    PROMPT_LIMIT = "prompt_limit"  # the prompt alone is over its limit: nothing was generated, nothing is trained on
 
 
 class CloseCause(StrEnum):

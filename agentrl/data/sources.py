@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -13,6 +12,7 @@ from agentrl.config.recipe import TaskSource
 from agentrl.data.readers import HUB, read_rows
 from agentrl.data.rows import task_of_row
 from agentrl.errors import DataError
+from agentrl.resolve import resolve
 from agentrl.seeds import mix
 from agentrl.types import Task
 
@@ -76,12 +76,7 @@ def _placed_tasks(source: TaskSource, base: Path) -> Iterator[tuple[str, Task]]:
 
 
 def _made_tasks(factory: str, options: dict[str, Any]) -> Iterator[tuple[str, Task]]:
-    module, _, name = factory.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DataError(f"{factory}: expected module:Class of an iterable of tasks, but: {error}") from error
-    for number, task in enumerate(made(**options)):
+    for number, task in enumerate(resolve(factory)(**options)):
         if not isinstance(task, Task):
             raise DataError(f"{factory}: item {number} is a {type(task).__name__}, not an agentrl.types.Task")
         yield f"{factory}: item {number}", task

@@ -22,7 +22,7 @@ from agentrl.metrics.bootstrap import cluster_interval
 from agentrl.metrics.files import replacing, to_json, write_whole
 from agentrl.types import Task, Trajectory
 
-__all__ = ["compare", "evaluation_metrics", "write_evaluation"]
+__all__ = ["Decode", "compare", "evaluation_metrics", "write_evaluation"]
 
 EXACT_MATCH = "exact_match"  # the reward part that is EM where an environment has one
 _SEED = 20  # of the bootstrap: fixed, so that the same rows always give the same interval

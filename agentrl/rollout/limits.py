@@ -43,12 +43,17 @@ class Limits:
         return min(self.completion_tokens, self.context_tokens - length)
 
     def stop(self, length: int, completion: Completion, result: StepResult, observation: Encoded | None) -> StopReason | None:
-        """Why the episode ends after this turn; None where it goes on. `length` is the episode's before the turn."""
+        """Why the episode ends after this turn; None where it goes on. `length` is the episode's before the turn.
+
+        As in Search-R1 a completion cut by its own limit is an action like any other (mostly an invalid one) and the episode goes on. Where
+        the environment ends the episode on such a cut action, the limit is the reason.
+        """
+        cut_by_context = self.context_tokens - length < self.completion_tokens
+        limit = StopReason.CONTEXT_LIMIT if cut_by_context else StopReason.COMPLETION_LIMIT
         if result.stop is not None or observation is None:
-            return result.stop
-        if completion.stop == LENGTH:
-            cut_by_context = self.context_tokens - length < self.completion_tokens
-            return StopReason.CONTEXT_LIMIT if cut_by_context else StopReason.COMPLETION_LIMIT
+            return limit if completion.stop == LENGTH and result.stop is not StopReason.ANSWERED else result.stop
+        if completion.stop == LENGTH and cut_by_context:
+            return limit
         if not observation.fits:
             return StopReason.OBSERVATION_LIMIT
         full = length + len(completion.token_ids) + len(observation.ids) >= self.context_tokens

@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.errors import Failure
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
-__all__ = ["die_with_parent", "main", "redirect_output", "run_role"]
+__all__ = ["READY_FD", "die_with_parent", "main", "redirect_output", "run_role"]
 
 READY_FD = "AGENTRL_READY_FD"
 _PR_SET_PDEATHSIG = 1

@@ -16,20 +16,22 @@ from agentrl.metrics.console import Console
 from agentrl.metrics.evaluation import evaluation_metrics
 from agentrl.metrics.sinks import Sinks
 from agentrl.system.build import Cluster, start_processes
-from agentrl.system.meters import EngineMeter, FlowMeter
 from agentrl.system.local import LocalLauncher
+from agentrl.system.meters import EngineMeter, FlowMeter
 from agentrl.system.prepare import Progress, prepare
 from agentrl.system.process import Launcher, Role
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["Driver", "console_of", "make_launcher", "told"]
+__all__ = ["EVENTS_POLL_S", "Driver", "console_of", "make_launcher", "told"]
 
 log = logging.getLogger(__name__)
 
 EVENTS_POLL_S = 10.0
 LAST_CHECKPOINT_S = 120.0  # how long a stopped run may take to finish its batch and write its checkpoint
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_ENDS = {"finished": "finished", "stopping": "stopped"}  # phases of the buffer that end the driver's following
 
 
 def make_launcher(recipe: Recipe, python_path: str) -> Launcher:
@@ -102,23 +104,30 @@ class Driver:
         waits for     the next event
         unblocked by  the phase "finished" or "stopping"; a failure, which it raises
         """
-        after, meter = cluster.first_event, EngineMeter(cluster.engines)
-        while True:
-            events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
-            for event in events:
-                if event["kind"] == "step":
-                    self._step(event, await meter.read(), supervisor)
-                elif event["kind"] == "published":
-                    self._flow.published(event)
-                elif event["kind"] == "failure":
-                    raise AgentRLError(event["reason"])
-                elif event["kind"] == "evaluation":
-                    self.sinks.step(event["step"], evaluation_metrics(event["payload"]))
-                    self.console.evaluation(event["payload"])
-                elif event["kind"] == "phase":
-                    self.console.phase(event["phase"])
-                    if event["phase"] in ("finished", "stopping"):
-                        return "finished" if event["phase"] == "finished" else "stopped"
+        after = cluster.first_event
+        async with EngineMeter(cluster.engines) as meter:
+            while True:
+                events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
+                for event in events:
+                    if event["kind"] == "step":
+                        self._step(event, await meter.read(), supervisor)
+                    elif (phase := self._take(event)) is not None:
+                        return phase
+
+    def _take(self, event: dict[str, Any]) -> str | None:
+        """Act on one event. Returns the phase reached where it ends the run."""
+        match event["kind"]:
+            case "published":
+                self._flow.published(event)
+            case "evaluation":
+                self.sinks.step(event["step"], evaluation_metrics(event["payload"]))
+                self.console.evaluation(event["payload"])
+            case "failure":
+                raise AgentRLError(event["reason"])
+            case "phase":
+                self.console.phase(event["phase"])
+                return _ENDS.get(event["phase"])
+        return None
 
     def _step(self, event: dict[str, Any], engines: dict[str, float], supervisor: Supervisor) -> None:
         memory = {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}

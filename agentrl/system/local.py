@@ -77,7 +77,8 @@ class LocalProcess:
             ready: dict[str, Any] = message["ready"]
             return ready
         self._note(message)
-        raise ProcessDied(f"{self.spec.name} (pid {self.pid}) ended before it was ready: {await self.wait()}. Log: {self.spec.log}")
+        end = await self.wait()
+        raise end.refusal() or ProcessDied(f"{self.spec.name} (pid {self.pid}) ended before it was ready: {end}. Log: {self.spec.log}")
 
     async def wait(self) -> Exit:
         """Wait for the child's end."""

@@ -21,6 +21,13 @@ class EngineMeter:
         self._engines = [EngineClient(url, index) for index, url in enumerate(urls)]
         self._last: dict[int, tuple[float, float, float]] = {}  # (read at, generated tokens, busy seconds)
 
+    async def __aenter__(self) -> EngineMeter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for engine in self._engines:
+            await engine.aclose()
+
     async def read(self) -> dict[str, float]:
         """Idle share and tokens per second since the last reading, over all engines; nothing at the first."""
         idle, rate = [], 0.0

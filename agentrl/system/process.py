@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import trio
 
-from agentrl.errors import Failure
+from agentrl.errors import AgentRLError, ConfigError, DataError, Failure
 
 __all__ = ["Exit", "Launcher", "OnReady", "Process", "ProcessSpec", "Role", "StopSignal"]
 
@@ -78,6 +78,13 @@ class Exit:
     def clean(self) -> bool:
         """It ended by itself and without an error."""
         return self.failure is None and self.code in (None, 0)
+
+    def refusal(self) -> AgentRLError | None:
+        """The ConfigError or DataError it ended by: a mistake of the user's, told as it is and without an obituary."""
+        kinds = {"ConfigError": ConfigError, "DataError": DataError}
+        if self.failure is None or self.failure.kind not in kinds:
+            return None
+        return kinds[self.failure.kind](self.failure.message)
 
     def __str__(self) -> str:
         if self.failure is not None:

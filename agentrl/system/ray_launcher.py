@@ -21,7 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.errors import Failure, ProcessDied
 from agentrl.system.process import Exit, ProcessSpec, StopSignal
 
-__all__ = ["RayLauncher", "RayProcess"]
+__all__ = ["RayLauncher", "RayProcess", "RoleActor"]
 
 _PLACEMENT_DEADLINE_S = 600.0  # a cluster's autoscaler may have to start machines first
 _CONCURRENT_CALLS = 4  # run + ready + stop, and one to spare
@@ -154,7 +154,8 @@ class RayProcess:
         said = self.actor.ready.remote()
         first = await _first_of(said, self.running)
         if first is not said:
-            raise ProcessDied(f"{self.spec.name} ended before it was ready: {await self.wait()}. Log: {self.spec.log}")
+            end = await self.wait()
+            raise end.refusal() or ProcessDied(f"{self.spec.name} ended before it was ready: {end}. Log: {self.spec.log}")
         info: dict[str, Any] = await _result(said)
         self.pid = info["pid"]
         return info

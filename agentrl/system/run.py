@@ -11,12 +11,13 @@ from typing import Any
 import trio
 
 from agentrl.config.load import dump_recipe
+from agentrl.config.paths import require_files
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.metrics.report import write_report
 from agentrl.metrics.sinks import open_sinks
 from agentrl.metrics.summary import summarise
-from agentrl.rollout.resolve import origin, resolve
+from agentrl.resolve import origin, resolve
 from agentrl.system.build import refuse_unsupported
 from agentrl.system.driver import Driver, console_of
 from agentrl.system.rundir import RunDirectory
@@ -33,6 +34,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
         AgentRLError: the run failed; the message names one cause and where to look.
     """
     refuse_unsupported(recipe)
+    require_files(recipe)
     environment_file = origin(resolve(recipe.env.factory))
     with RunDirectory.open(recipe, resolved=dump_recipe(recipe), command=command, fresh=fresh) as directory:
         if directory.finished:

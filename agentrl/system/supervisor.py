@@ -133,7 +133,7 @@ class Supervisor:
         if spec.role is Role.WORKER and not end.clean:
             await self._restart(spec, end)
         elif not end.clean or spec.role in _SERVERS:
-            raise ProcessDied(self._obituary(spec, process, end))
+            raise end.refusal() or ProcessDied(self._obituary(spec, process, end))
 
     async def _restart(self, spec: ProcessSpec, end: Exit) -> None:
         now = time.monotonic()
@@ -147,7 +147,7 @@ class Supervisor:
         await self.start(replace(spec, incarnation=self.next_incarnation()))
 
     def _obituary(self, spec: ProcessSpec, process: Process, end: Exit) -> str:
-        silent = " after it had not answered for {SILENT_AFTER_S:.0f} s" if self._watched[spec.name].silent else ""
+        silent = f" after it had not answered for {SILENT_AFTER_S:.0f} s" if self._watched[spec.name].silent else ""
         return f"{spec.name} (pid {process.pid}) died{silent}: {end}. Last lines: {spec.log}"
 
     async def _hear_servers(self, http: httpx.AsyncClient) -> None:

@@ -94,8 +94,10 @@ class Publisher:
         raise AssertionError("unreachable")
 
     async def aclose(self) -> None:
-        """Leave the group."""
+        """Leave the group and close the engines' connections."""
         await self._abandon_group()
+        for engine in self._engines:
+            await engine.aclose()
 
     async def _send(self, snapshot: Snapshot) -> None:
         with trio.fail_after(self._recipe.deadline_s):

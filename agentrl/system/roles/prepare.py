@@ -21,7 +21,7 @@ from agentrl.config.recipe import ModelRecipe, Recipe
 from agentrl.data.tokenizer import train_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.learner import build_model, warm_start
-from agentrl.rollout.resolve import resolve
+from agentrl.resolve import resolve
 from agentrl.system.prepare import cache_key, file_digest, with_prepared
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 

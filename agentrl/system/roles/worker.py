@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.env import Environment
 from agentrl.errors import ConfigError
-from agentrl.rollout.resolve import origin, resolve
+from agentrl.resolve import origin, resolve
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
@@ -48,8 +49,9 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     encoder = TokenEncoder.load(Path(payload["model_dir"]))
     with trio.CancelScope() as scope:
         stop.cancels(scope)
-        async with BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as client:
-            engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation))
+            engines = [await stack.enter_async_context(EngineClient(url, index)) for index, url in enumerate(payload["engines"])]
             worker = RolloutWorker(
                 client=client,
                 engines=engines,

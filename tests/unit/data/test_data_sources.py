@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.config.recipe import TaskSource
 from agentrl.data.sources import TaskList, load_tasks
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.types import Task
 
 REAL_DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
@@ -75,8 +75,8 @@ def test_a_class_of_the_users_is_a_source(tmp_path: Path):
     source = TaskSource(factory=f"{__name__}:Numbers", options={"count": 3}, limit=2)
     assert len(load_tasks([source], seed=0)) == 2
     assert "item 0 is a str, not an agentrl.types.Task" in refusal(TaskSource(factory=f"{__name__}:Strings"))
-    assert "expected module:Class" in refusal(TaskSource(factory=f"{__name__}:Missing"))
-    assert "expected module:Class" in refusal(TaskSource(factory="no_such_module_anywhere:Missing"))
+    with pytest.raises(ConfigError, match="has no Missing"):
+        load_tasks([TaskSource(factory=f"{__name__}:Missing")], seed=0)
 
 
 def test_an_id_that_occurs_twice_is_refused_with_both_places(tmp_path: Path):

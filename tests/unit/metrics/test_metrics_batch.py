@@ -67,7 +67,7 @@ def test_versions_are_counted_by_trajectory() -> None:
 
 
 def test_an_episode_without_a_generated_token_counts_but_has_no_version() -> None:
-    silent = episode(stop=StopReason.PROMPT_LIMIT)
+    silent = episode(stop=StopReason.CONTEXT_LIMIT)
     metrics = batch_metrics([[silent, episode(("answer", [5]), reward=1.0, sample=(0, 1))]], VERSIONS, step=5)
     assert metrics["batch/response_tokens"] == 0.5
     assert metrics["batch/prompt_tokens"] == 3.0

@@ -103,7 +103,6 @@ def test_a_long_observation_is_cut_to_its_budget_and_its_frames_survive():
 @pytest.mark.parametrize(
     ("limits", "stop", "length"),
     [
-        (Limits(completion_tokens=2), StopReason.COMPLETION_LIMIT, 3 + 2),
         (Limits(observation_tokens=1), StopReason.OBSERVATION_LIMIT, 3 + 3),
         (Limits(context_tokens=5), StopReason.CONTEXT_LIMIT, 3 + 2),  # cut within the completion
         (Limits(context_tokens=9), StopReason.CONTEXT_LIMIT, 3 + 3),  # the observation would leave no room for a token
@@ -126,13 +125,29 @@ def test_an_answer_that_ends_exactly_at_the_completion_limit_counts():
     assert (trajectory.stop, trajectory.reward.total) == (StopReason.ANSWERED, 1.0)
 
 
-def test_the_environments_own_stop_goes_before_a_token_limit():
-    class Ends(Lookup):
-        async def step(self, completion):
-            return StepResult(stop=StopReason.TURN_LIMIT, parts={"format": -1.0})
+class Patient(Lookup):
+    """Takes one action that is none, and ends the episode at the second."""
 
-    trajectory = play(Ends(), policy=saying("in in in in"), task=TASK, encoder=word_encoder(WORDS), limits=Limits(completion_tokens=2))
-    assert (trajectory.stop, trajectory.reward.total, trajectory.turns[0].stop) == (StopReason.TURN_LIMIT, -1.0, "length")
+    turns = 0
+
+    async def step(self, completion):
+        self.turns += 1
+        if self.turns == 2:
+            return StepResult(stop=StopReason.TURN_LIMIT, parts={"format": -1.0}, action="invalid")
+        return StepResult(observation=Observation.frame("is in"), action="invalid")
+
+
+def test_a_completion_cut_by_its_limit_is_an_action_like_any_other_and_the_limit_is_the_reason_where_the_environment_ends_on_it():
+    said = saying("in in in in", "in in in in")
+    trajectory = play(Patient(), policy=said, task=TASK, encoder=word_encoder(WORDS), limits=Limits(completion_tokens=2))
+    assert [turn.stop for turn in trajectory.turns] == ["length", "length"]
+    assert (trajectory.stop, len(trajectory), trajectory.reward.total) == (StopReason.COMPLETION_LIMIT, 3 + 2 + 2 + 2, -1.0)
+
+
+def test_an_environment_that_ends_on_a_whole_completion_gives_the_reason_itself():
+    said = saying("<search> k </search>", "<search> k </search>")
+    trajectory = play(Patient(), policy=said, task=TASK, encoder=word_encoder(WORDS), limits=Limits(completion_tokens=3))
+    assert (trajectory.stop, trajectory.reward.total) == (StopReason.TURN_LIMIT, -1.0)
 
 
 @pytest.mark.parametrize("limits", [Limits(prompt_tokens=2), Limits(context_tokens=3)])

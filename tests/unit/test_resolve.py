@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.resolve import origin, resolve
+from agentrl.resolve import origin, resolve
 from agentrl.rollout.worker import RolloutWorker
 
 
@@ -39,6 +39,6 @@ def test_an_import_that_fails_within_the_module_is_not_blamed_on_the_path(tmp_pa
 
 @pytest.mark.slow
 def test_a_worker_imports_neither_torch_nor_transformers_nor_ray():
-    code = "import sys, agentrl.rollout.worker, agentrl.rollout.resolve; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    code = "import sys, agentrl.rollout.worker, agentrl.resolve; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,66 @@
+"""Starting the real command as a user does, and reading what a run left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from agentrl.buffer import journal
+from agentrl.buffer.records import Record
+
+TINY = Path(__file__).parent / "recipes" / "tiny.yaml"
+START_DEADLINE_S = 120.0
+
+
+def start(run_dir: Path, *overrides: str, recipe: Path = TINY, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """`agentrl run` in the background, its lines in `run_dir.log`."""
+    command = [sys.executable, "-c", "from agentrl.cli import main; main()", "run", str(recipe), f"run.dir={run_dir.parent}", f"name={run_dir.name}"]
+    with open(run_dir.with_suffix(".log"), "a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [*command, *flags, *overrides], stdout=log, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+
+def finish(process: subprocess.Popen[str], run_dir: Path, *, deadline_s: float = 150.0) -> int:
+    """Wait for its end; its exit code."""
+    try:
+        return process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        raise AssertionError(f"the run did not end within {deadline_s} s:\n{output(run_dir)}") from None
+
+
+def output(run_dir: Path) -> str:
+    """What it said."""
+    return run_dir.with_suffix(".log").read_text(encoding="utf-8")
+
+
+def records(run_dir: Path) -> Iterator[Record]:
+    """The journal."""
+    return (record for _, record in journal.read(run_dir / "journal"))
+
+
+def wait_for(run_dir: Path, kind: type[Record], count: int, process: subprocess.Popen[str]) -> None:
+    """Until the journal holds `count` records of a kind."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not (run_dir / "journal").exists() or sum(isinstance(record, kind) for record in records(run_dir)) < count:
+        assert process.poll() is None, f"the run ended early:\n{output(run_dir)}"
+        assert time.monotonic() < deadline, f"no {count} {kind.__name__} within {START_DEADLINE_S} s:\n{output(run_dir)}"
+        time.sleep(0.1)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes a run has started."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def gone(processes: Sequence[psutil.Process], *, within_s: float = 10.0) -> bool:
+    """Whether all of them have ended."""
+    return not psutil.wait_procs(processes, timeout=within_s)[1]

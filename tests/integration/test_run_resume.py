@@ -1,0 +1,92 @@
+"""A run that is stopped, or whose driver is killed, goes on with the same command: nothing is lost, nothing is trained twice."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from running import family, finish, gone, output, records, start, wait_for
+
+from agentrl.buffer.records import BatchTaken, BatchTrained, Checkpoint, Rollback, TrajectoryAdded
+from agentrl.system.status import status
+from agentrl.types import Purpose
+
+pytestmark = pytest.mark.slow
+
+
+def surviving_uses(run_dir: Path) -> Counter[int]:
+    """How often each group is in a batch of the surviving history: folded here again, from the records alone."""
+    taken: dict[int, BatchTaken] = {}
+    trained: dict[int, int] = {}  # batch -> step
+    for record in records(run_dir):
+        if isinstance(record, BatchTaken):
+            taken[record.batch] = record
+        elif isinstance(record, BatchTrained):
+            trained[record.batch] = record.step
+        elif isinstance(record, Rollback):
+            kept = {batch for first, last in record.consumed for batch in range(first, last + 1)}
+            taken = {batch: one for batch, one in taken.items() if batch in kept}
+            trained = {batch: step for batch, step in trained.items() if batch in kept}
+    assert sorted(trained.values()) == list(range(1, len(trained) + 1)), "surviving steps have a gap or a double"
+    return Counter(ordinal for one in taken.values() for ordinal, _, _ in one.groups)
+
+
+def assert_books_balance(run_dir: Path, *, steps: int) -> None:
+    told = status(run_dir)
+    assert (told["phase"], told["step"]) == ("finished", steps)
+    ledger = told["ledger"]
+    accounts = sum(ledger[name] for name in ("not_issued", "in_flight", "buffered", "training", "trained")) + sum(ledger["dropped_by_cause"].values())
+    assert ledger["wanted"] == accounts
+    assert ledger["trained"] == steps * 6 * 4
+    assert set(surviving_uses(run_dir).values()) == {1}
+    names = [record.ticket.name for record in records(run_dir) if isinstance(record, TrajectoryAdded) and record.ticket.purpose is Purpose.TRAIN]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("launcher", ["local", "ray"])
+def test_a_killed_driver_leaves_no_process_and_the_same_command_goes_on_from_the_last_checkpoint(tmp_path, launcher):
+    run_dir = tmp_path / "killed"
+    arguments = [f"run.launcher={launcher}", "run.steps=6"]
+    first = start(run_dir, *arguments)
+    wait_for(run_dir, Checkpoint, 3, first)  # checkpoint 0 and two steps
+    processes = family(first)
+    assert len(processes) >= 5
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert gone(processes, within_s=30.0), [process.name() for process in processes if process.is_running()]
+    trained_before = sum(isinstance(record, BatchTrained) for record in records(run_dir))
+
+    second = start(run_dir, *arguments)
+    assert finish(second, run_dir) == 0, output(run_dir)
+    assert any(isinstance(record, Rollback) and record.step >= 2 for record in records(run_dir))
+    assert trained_before >= 2
+    assert_books_balance(run_dir, steps=6)
+
+
+def test_ctrl_c_ends_the_run_after_its_step_with_a_checkpoint_and_the_same_command_goes_on(tmp_path):
+    run_dir = tmp_path / "stopped"
+    first = start(run_dir, "run.steps=6", "checkpoint.every=100")
+    wait_for(run_dir, BatchTrained, 2, first)
+    processes = family(first)
+    first.send_signal(signal.SIGINT)
+    assert finish(first, run_dir) == 130, output(run_dir)
+    assert gone(processes)
+    assert "Go on: " in output(run_dir)
+    stopped_at = status(run_dir)["step"]
+    assert 2 <= stopped_at < 6
+
+    second = start(run_dir, "run.steps=6", "checkpoint.every=100")
+    assert finish(second, run_dir) == 0, output(run_dir)
+    assert [record.step for record in records(run_dir) if isinstance(record, Rollback)] == [stopped_at]  # nothing had to be done again
+    assert_books_balance(run_dir, steps=6)
+
+
+def test_a_finished_run_is_not_begun_again_and_another_recipe_is_refused(tmp_path):
+    run_dir = tmp_path / "done"
+    assert finish(start(run_dir, "run.steps=1"), run_dir) == 0, output(run_dir)
+    assert finish(start(run_dir, "run.steps=1"), run_dir) == 0
+    assert "has finished" in output(run_dir)
+    assert finish(start(run_dir, "run.steps=1", "learner.learning_rate=5e-4"), run_dir) == 2
+    assert "learner.learning_rate: 0.001 -> 0.0005" in output(run_dir)
