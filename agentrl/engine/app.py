@@ -70,6 +70,8 @@ class EngineServer:
             raise EngineError(f"context_tokens is {context_tokens}, but the model was made for {config.max_tokens} positions")
         if deterministic and threads != 1:
             raise EngineError(f"deterministic mode needs one thread, got {threads}")
+        if dtype not in _DTYPES:
+            raise EngineError(f"dtype must be one of {sorted(_DTYPES)}, got {dtype!r}")
         weights = Weights.load(model_dir, config, dtype=_DTYPES[dtype], device=device)
         text = TokenText.load(model_dir, config.vocabulary)
         runner = ModelRunner(weights, slots=slots, context_tokens=context_tokens)

@@ -21,7 +21,9 @@ __all__ = ["GenerateRequest", "Limits", "RequestRefused", "SamplingParams", "mal
 
 MAX_STOP_STRINGS = 32  # SGLang's limit
 DEFAULT_NEW_TOKENS = 128  # SGLang's default
+GREEDY_BELOW = 1e-6  # SGLang's: a smaller temperature means the likeliest token
 _MASK_64 = (1 << 64) - 1
+_MAX_POSITION = 1 << 31
 
 # what this engine does not compute, with the values that mean "off"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -161,6 +163,8 @@ def _prompts(body: Mapping[str, Any], limits: Limits, text: TokenText | None) ->
         if text is None:
             raise RequestRefused("text needs a tokenizer, and the model directory has no tokenizer.json")
         batched = isinstance(words, list)
+        if any(not isinstance(word, str) for word in (words if batched else [words])):
+            raise malformed("text must be a string or a list of strings")
         prompts = [text.encode(word) for word in (words if batched else [words])]
     else:
         if not isinstance(ids, list):
@@ -217,7 +221,7 @@ def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParam
         if value not in _NEUTRAL[field]:
             raise RequestRefused(f"sampling parameter {field}={value!r} is not supported by the embedded engine")
     seed = raw.get("sampling_seed")
-    stop_ids = frozenset(_integer(token, "stop_token_ids") for token in raw.get("stop_token_ids") or ())
+    stop_ids = frozenset(_integer(token, "stop_token_ids") for token in _list(raw.get("stop_token_ids"), "stop_token_ids"))
     return SamplingParams(
         max_new_tokens=_integer(raw.get("max_new_tokens", DEFAULT_NEW_TOKENS), "max_new_tokens"),
         temperature=_temperature(raw.get("temperature", 1.0)),
@@ -226,7 +230,7 @@ def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParam
         no_stop_trim=bool(raw.get("no_stop_trim", False)),
         skip_special_tokens=bool(raw.get("skip_special_tokens", True)),
         seed=random.getrandbits(63) if seed is None else _integer(seed, "sampling_seed", minimum=None) & _MASK_64,
-        position=_integer((raw.get("custom_params") or {}).get("position", 0), "custom_params.position"),
+        position=_position(raw.get("custom_params")),
     )
 
 
@@ -243,11 +247,26 @@ def _temperature(value: Any) -> float:
         raise malformed(f"temperature must be a number, got {value!r}")
     if not 0 <= value < math.inf:
         raise RequestRefused(f"temperature must be non-negative, got {value}.")
-    return float(value)
+    return float(value) if value >= GREEDY_BELOW else 0.0
+
+
+def _position(custom: Any) -> int:
+    if custom is not None and not isinstance(custom, dict):
+        raise malformed(f"custom_params must be an object, got {custom!r}")
+    position = _integer((custom or {}).get("position", 0), "custom_params.position")
+    if position > _MAX_POSITION:
+        raise RequestRefused(f"custom_params.position must be at most {_MAX_POSITION}, got {position}")
+    return position
+
+
+def _list(value: Any, field: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise malformed(f"{field} must be a list, got {value!r}")
+    return value or []
 
 
 def _stops(value: Any, text: TokenText | None) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else tuple(value or ())
+    stops = (value,) if isinstance(value, str) else tuple(_list(value, "stop"))
     if any(not isinstance(stop, str) or not stop for stop in stops):
         raise malformed(f"stop must be a non-empty string or a list of such strings, got {value!r}")
     if len(stops) > MAX_STOP_STRINGS:

@@ -26,6 +26,7 @@ from agentrl.engine.sampling import sample
 from agentrl.engine.sequence import ABORTED, ABORTED_WAITING, FinishReason, Sequence
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.stops import TokenText
+from agentrl.faults import point
 
 __all__ = ["Counters", "Scheduler"]
 
@@ -134,8 +135,8 @@ class Scheduler:
 
     def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
         """New weights: all keys and values go, whatever runs is computed again under them, and further tokens carry `version`."""
+        point("engine.commit")
         self._retract()
-        self._table.drop_kept()
         self.runner.weights.replace(tensors)
         if version is not None:
             self.version = version
@@ -148,8 +149,9 @@ class Scheduler:
 
     def load(self) -> dict[str, int]:
         """Requests and slots in use."""
-        used = sum(len(sequence.tokens) for sequence in self._running.values())
-        return {"running": len(self._running), "waiting": len(self._waiting), "used_tokens": used}
+        running = list(self._running.values())  # other threads ask while this one works
+        used = sum(len(sequence.request.input_ids) + len(sequence.output) for sequence in running)
+        return {"running": len(running), "waiting": len(self._waiting), "used_tokens": used}
 
     def counted(self) -> dict[str, float]:
         """The counters, the current pause included."""

@@ -49,7 +49,7 @@ class Sequence:
     def of(cls, request: GenerateRequest, text: TokenText | None) -> Sequence:
         """A request that has just arrived."""
         params = request.params
-        watched = params.stop_ids | text.watched(params.stop) if text is not None else params.stop_ids
+        watched = text.watched(params.stop, params.stop_ids) if text is not None else params.stop_ids
         return cls(request=request, watched=watched, limit=params.max_new_tokens)
 
     @property

@@ -8,7 +8,6 @@ tokens: decoders make spaces between tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -18,16 +17,19 @@ from agentrl.errors import EngineError
 __all__ = ["TokenText"]
 
 _UNDECODABLE = "�"
+_REMEMBERED = 256  # combinations of stops whose watched ids are kept
 _MARGIN = 16  # bytes decoded before the longest stop string: decoders treat the first tokens of a text differently
 
 
 class TokenText:
-    """The text side of a tokenizer: decoding, and what of it stops a completion. Safe to share between threads."""
+    """The text side of a tokenizer: decoding, and what of it stops a completion. `watched` is for one thread, the rest for any."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._watched: dict[tuple[str, ...], frozenset[int]] = {}
+        self._watched: dict[tuple[tuple[str, ...], frozenset[int]], frozenset[int]] = {}
+        self._pieces: list[str] = tokenizer.decode_batch([[token] for token in range(vocabulary)], skip_special_tokens=False)
+        # a lower bound of the bytes each token adds to a text: part of a character counts as one byte
+        self._piece_bytes = [1 if _UNDECODABLE in piece else len(piece.strip().encode()) for piece in self._pieces]
 
     @classmethod
     def load(cls, model_dir: Path, vocabulary: int) -> TokenText | None:
@@ -50,11 +52,13 @@ class TokenText:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def watched(self, stops: Sequence[str]) -> frozenset[int]:
-        """Ids that can complete one of `stops`."""
-        key = tuple(stops)
+    def watched(self, stops: Sequence[str], stop_ids: frozenset[int] = frozenset()) -> frozenset[int]:
+        """`stop_ids` and the ids that can complete one of `stops`."""
+        key = (tuple(stops), stop_ids)
         if key not in self._watched:
-            self._watched[key] = frozenset().union(*(self._watched_by(stop) for stop in stops))
+            if len(self._watched) >= _REMEMBERED:
+                self._watched.clear()
+            self._watched[key] = stop_ids.union(*(self._watched_by(stop) for stop in stops))
         return self._watched[key]
 
     def matched(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
@@ -79,14 +83,3 @@ class TokenText:
 
     def _raw(self, token: int) -> str:
         return self._tokenizer.id_to_token(token) or ""
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        """Every token's text alone."""
-        pieces: list[str] = self._tokenizer.decode_batch([[token] for token in range(self._vocabulary)], skip_special_tokens=False)
-        return pieces
-
-    @cached_property
-    def _piece_bytes(self) -> list[int]:
-        """A lower bound of the bytes each token adds to a text: part of a character counts as one byte."""
-        return [1 if _UNDECODABLE in piece else len(piece.strip().encode()) for piece in self._pieces]

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,7 +39,7 @@ class EngineThread:
         self._threads = threads
         self._deliver = deliver
         self._on_failure = on_failure
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Callable[[], None], Future[Any] | None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self._failure: BaseException | None = None
@@ -73,7 +73,7 @@ class EngineThread:
             except Exception as error:  # blast radius of one command: its caller gets it, the engine goes on
                 future.set_exception(error)
 
-        self.post(run)
+        self._put(run, future)
         return future
 
     def post(self, command: Callable[[], None]) -> None:
@@ -82,10 +82,13 @@ class EngineThread:
         Raises:
             EngineUnavailable: the engine has broken or is closing.
         """
+        self._put(command, None)
+
+    def _put(self, command: Callable[[], None], future: Future[Any] | None) -> None:
         with self._wake:
             if self._closing or self._failure is not None:
                 raise EngineUnavailable(f"the engine thread has ended: {self._failure or 'it was closed'}")
-            self._inbox.append(command)
+            self._inbox.append((command, future))
             self._wake.notify()
 
     def _run(self) -> None:
@@ -108,15 +111,22 @@ class EngineThread:
             with self._wake:
                 self._failure = error
             self._on_failure(error)
+        self._fail_calls()
 
     def _take_commands(self) -> bool:
         """Run what has come in, waiting for it if there is nothing else to do. False once closing."""
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._closing or self._scheduler.busy)
-            commands = list(self._inbox)
-            self._inbox.clear()
             if self._closing:
                 return False
-        for command in commands:
+        for _ in range(len(self._inbox)):
+            command, _ = self._inbox.popleft()
             command()
         return True
+
+    def _fail_calls(self) -> None:
+        """Answer the calls that were never begun; no more come in."""
+        for _, future in self._inbox:
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_exception(EngineUnavailable("the engine thread has ended"))
+        self._inbox.clear()

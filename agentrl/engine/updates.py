@@ -25,6 +25,7 @@ from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.thread import EngineThread
 from agentrl.engine.weights import read_tensors
 from agentrl.errors import EngineError, EngineRefused, PublishError
+from agentrl.faults import point
 
 __all__ = ["WeightUpdates"]
 
@@ -125,6 +126,7 @@ class WeightUpdates:
             if name not in self._groups:
                 raise EngineRefused(f"group {name!r} does not exist: it was destroyed, or never initialised")
             session.groups.add(name)
+            point("engine.receive")
             try:
                 received = await asyncio.to_thread(_receive, bucket, self._groups[name], self._scheduler.runner.device)
             except PublishError as error:
@@ -186,7 +188,7 @@ class WeightUpdates:
         bucket = Bucket(
             names=[str(name) for name in names],
             dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
-            shapes=[tuple(int(size) for size in shape) for shape in shapes],
+            shapes=[_shape(shape) for shape in shapes],
             flattened=body.get("load_format") == "flattened_bucket",
         )
         for name, shape in zip(bucket.names, bucket.shapes, strict=True):
@@ -222,3 +224,9 @@ def _number(body: Mapping[str, Any], field: str) -> int:
     if type(value) is not int:
         raise EngineRefused(f"{field} must be an integer, got {value!r}")
     return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
+        raise EngineRefused(f"a shape must be a list of sizes, got {value!r}")
+    return tuple(value)
