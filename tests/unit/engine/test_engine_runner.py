@@ -15,7 +15,9 @@ IDS = [5, 17, 80, 41, 3, 66, 29, 90, 12, 54, 7, 31]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model_dir(request, tmp_path_factory):
-    return write_tiny_qwen2(tmp_path_factory.mktemp("model"), tied=request.param)
+    directory = write_tiny_qwen2(tmp_path_factory.mktemp("model"), tied=request.param)
+    load_runner(directory).prefill([Chunk(slot=0, tokens=[1])])  # torch's first use takes its time
+    return directory
 
 
 @pytest.fixture

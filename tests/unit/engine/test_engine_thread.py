@@ -58,13 +58,15 @@ def test_a_command_that_fails_fails_for_its_caller_only():
 
 
 def test_a_broken_step_answers_whoever_waits_and_refuses_the_rest():
-    scheduler, failures, gate = Steps(fatal=1), [], threading.Event()
-    thread = started(scheduler, [], failures)
+    scheduler, failures, failed, gate = Steps(fatal=1), [], threading.Event(), threading.Event()
+    thread = EngineThread(scheduler, threads=1, deliver=print, on_failure=lambda error: (failures.append(error), failed.set()))
+    thread.start()
     thread.post(gate.wait)
     thread.post(lambda: scheduler.add(1))
     late = []
     thread.post(lambda: late.append(thread.call(lambda: None)))  # comes in before the step that breaks
     gate.set()
+    assert failed.wait(5)
     thread.stop()
     assert [type(failure) for failure in failures] == [MemoryError]
     with pytest.raises(EngineUnavailable):
