@@ -6,7 +6,7 @@ it causes: sent again after a lost reply, or to a restarted buffer, it gets the 
 
     409  StaleIncarnation: the caller is an older incarnation of its role and must end itself
     4xx  the error named in the body: a mistake, never retried
-    5xx  retried until the deadline (the journal cannot be written; the buffer is being restarted)
+    5xx  retried until the deadline; where the journal cannot be written (the disk is full), for ten minutes
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import httpx
 import trio
 
 from agentrl import errors
-from agentrl.errors import AgentRLError, BufferUnavailable, Failure, ReplayBufferError, StaleIncarnation, WireError
+from agentrl.errors import AgentRLError, BufferUnavailable, Failure, JournalError, ReplayBufferError, StaleIncarnation, WireError
 from agentrl.types import CloseCause, Task, Ticket, Trajectory
 from agentrl.wire import decode_task, decode_ticket, encode_task, encode_ticket, pack, unpack
 from retriever.transport import trio_client
@@ -41,6 +41,7 @@ __all__ = [
 CONNECTIONS = 16  # calls of one client at a time: ticket polls, outcomes, heartbeats, event polls
 FIRST_PAUSE_S = 0.05  # between attempts of a call, doubled up to ...
 LONGEST_PAUSE_S = 1.0
+DISK_PATIENCE_S = 600.0  # while the buffer says that its disk is full, a call waits longer than its deadline: time to make room
 
 
 class BufferClient:
@@ -164,7 +165,8 @@ class BufferClient:
         content = pack(self._caller | {"wait_s": wait_s} | body)
         pause_s, trouble = FIRST_PAUSE_S, "no attempt was made"
         assert self._http is not None
-        with trio.move_on_after(self._deadline_s + wait_s):
+        began = trio.current_time()
+        with trio.CancelScope(deadline=began + self._deadline_s + wait_s) as scope:
             while True:
                 try:
                     response = await self._http.post(f"{self._url}/{name}", content=content)
@@ -173,10 +175,14 @@ class BufferClient:
                 else:
                     if response.status_code < 500:
                         return _answer(name, response)
-                    trouble = f"HTTP {response.status_code}: {_error(response)[1]}"
+                    kind, text = _error(response)
+                    trouble = f"HTTP {response.status_code}: {text}"
+                    if kind == JournalError.__name__:  # it lives, and waits for its disk
+                        scope.deadline = min(trio.current_time() + pause_s + self._deadline_s, began + DISK_PATIENCE_S)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        raise BufferUnavailable(f"{name}: the buffer at {self._url} gave no answer within {self._deadline_s + wait_s:.0f} s; last: {trouble}")
+        waited_s = trio.current_time() - began
+        raise BufferUnavailable(f"{name}: the buffer at {self._url} gave no answer within {waited_s:.1f} s; last: {trouble}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

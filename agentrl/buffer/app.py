@@ -58,6 +58,7 @@ _CHANGES = (
     *("rollback", "register", "worker_died", "stop", "fail"),
 )
 _QUESTIONS = ("take_tickets", "take_batch", "sync_journal", "heartbeat", "status", "events")  # nobody waits for what these change
+_UNRECORDED = ("heartbeat", "status")  # answered also while the journal cannot be written
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
@@ -91,7 +92,8 @@ class _Server:
                 finally:
                     if changes:  # also where it failed in the middle
                         self._wake()
-                await self._committed()
+                if call.__name__ not in _UNRECORDED:
+                    await self._committed()
                 return _response(reply)
             except (AgentRLError, KeyError, TypeError, ValueError) as error:
                 return _refusal(error)

@@ -39,6 +39,7 @@ __all__ = [
     "EvaluationOpened",
     "Halt",
     "IncarnationBegun",
+    "Ranges",
     "Record",
     "Rollback",
     "TaskIssued",

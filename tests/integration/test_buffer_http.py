@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import trio
 
 from agentrl.buffer import journal as journals
-from agentrl.buffer.records import BatchTaken, TicketsIssued, TrajectoryAdded
+from agentrl.buffer.records import BatchTaken, TaskIssued, TicketsIssued, TrajectoryAdded
 from agentrl.buffer_api import BufferClient, Grant, Outcome
 from agentrl.errors import BufferUnavailable, CheckpointError, ReplayBufferError, StaleIncarnation, WireError
 from agentrl.types import CloseCause, Purpose, Reward, StopReason, Ticket, Trajectory
@@ -295,8 +296,37 @@ def test_a_buffer_that_is_not_there_is_said_to_be_unavailable_at_the_deadline(tm
     async def main(server: Server) -> None:
         server.end()
         async with worker(server, deadline_s=0.3) as client:
-            with pytest.raises(BufferUnavailable, match=r"status: the buffer at .* gave no answer within 0 s; last: Connect"):
+            with pytest.raises(BufferUnavailable, match=r"status: the buffer at .* gave no answer within 0.3 s; last: Connect"):
                 await client.status()
+
+    with serving(tmp_path) as server:
+        play(partial(main, server))
+
+
+def test_a_full_disk_closes_admission_and_the_calls_it_holds_up_succeed_when_there_is_room(tmp_path: Path) -> None:
+    async def take(client: BufferClient, taken: list[str]) -> None:
+        granted = await client.take_tickets(request=0, want=4, wait_s=0.0)
+        taken += [grant.ticket.name for grant in granted.grants]
+
+    async def main(server: Server) -> None:
+        assert server.process is not None
+        async with driver(server) as driving, worker(server, deadline_s=1.0) as working, learner(server) as learning:
+            await learning.reserve_version(reason="initial")
+            await learning.version_published(version=0, engines=[0], seconds=0.0, bytes=0)
+            size = (await driving.status())["journal"]["bytes"]
+            resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+            taken: list[str] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take, working, taken)
+                while (await driving.status())["journal"]["trouble"] is None:
+                    pass
+                await trio.sleep(1.5)  # longer than the worker's deadline: the buffer's answers keep it waiting
+                assert taken == []
+                assert await driving.heartbeat({})
+                resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert taken == ["train/0/0/0", "train/0/1/0", "train/1/0/0", "train/1/1/0"]
+            assert (await driving.status())["journal"]["trouble"] is None
+        assert [type(record) for _, record in journals.read(tmp_path)][-3:] == [TaskIssued, TaskIssued, TicketsIssued]
 
     with serving(tmp_path) as server:
         play(partial(main, server))
