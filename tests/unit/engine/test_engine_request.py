@@ -23,7 +23,7 @@ def parse(**body):
     return request
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.one_of(JSON, st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JSON))))
 def test_any_json_is_served_or_refused(body):
     with suppress(RequestRefused):
@@ -31,7 +31,7 @@ def test_any_json_is_served_or_refused(body):
         assert all(0 <= token < 100 for request in requests for token in request.input_ids)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(SAMPLING_FIELDS, JSON)))
 def test_any_sampling_parameters_are_served_or_refused(sampling):
     with suppress(RequestRefused):
