@@ -57,7 +57,6 @@ class Journal:
     """
 
     def __init__(self, directory: Path, *, incarnation: int, segment_bytes: int = 64 << 20, lock_deadline_s: float = 5.0) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._incarnation, self._segment_bytes = directory, incarnation, segment_bytes
         self._lock = lock(directory, deadline_s=lock_deadline_s)
         self._pending: list[bytes] = []  # appended, not yet in the file
@@ -65,13 +64,16 @@ class Journal:
         self._index = 0
         self._switching = threading.Lock()  # a sync in another thread must not meet a file that is being closed
         self.trouble: OSError | None = None  # the last write failed; cleared by the next that does not
+        self._broken: JournalError | None = None  # a sync failed: for good, because a second one would say that all is well
         try:
             self._repair()
             self._base = sum(path.stat().st_size for path in segments(directory))  # bytes of all earlier segments
             self._path, self._file = self._start_segment()
             self._size = len(MAGIC)
-        except BaseException:
+        except BaseException as error:
             os.close(self._lock)
+            if isinstance(error, OSError):
+                raise JournalError(f"cannot open the journal {directory}: {error}") from error
             raise
 
     @property
@@ -101,6 +103,8 @@ class Journal:
         Raises:
             JournalError: the disk is full or broken. Nothing is lost: the next `write` goes on where this one ended.
         """
+        if self._broken is not None:
+            raise self._broken
         if not self._pending:
             return
         point("journal.before_write")
@@ -120,14 +124,17 @@ class Journal:
         """Bring what `write` wrote to the disk: it survives the loss of power. May run in another thread than `append` and `write`.
 
         Raises:
-            JournalError: the disk is broken. After that nothing tells what is on it.
+            JournalError: the disk is broken. Nothing is written after that: nobody knows what is on it.
         """
+        if self._broken is not None:
+            raise self._broken
         try:
             with self._switching:
                 os.fsync(self._file)
         except OSError as error:
             self.trouble = error
-            raise JournalError(f"cannot bring {self._path} to the disk: {error.strerror}") from error
+            self._broken = JournalError(f"cannot bring {self._path} to the disk: {error.strerror}")
+            raise self._broken from error
 
     def read_at(self, location: Location) -> Record:
         """The record at a location."""
@@ -148,7 +155,8 @@ class Journal:
             self.write()
             self.sync()
         finally:
-            os.close(self._file)
+            with self._switching:
+                os.close(self._file)
             os.close(self._lock)
 
     def abandon(self) -> None:
@@ -171,15 +179,15 @@ class Journal:
 
     def _start_segment(self) -> tuple[Path, int]:
         path = self._directory / _name(self._incarnation, self._index)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            os.truncate(file, 0)  # of an attempt on a full disk
             os.write(file, MAGIC)
             directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
             os.fsync(directory)  # the file's name must survive as well as its content
             os.close(directory)
         except OSError:
             os.close(file)
+            path.unlink()
             raise
         return path, file
 
@@ -205,7 +213,11 @@ def lock(directory: Path, *, deadline_s: float) -> int:
     Raises:
         JournalError: another process holds it still after `deadline_s`; names its pid.
     """
-    file = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise JournalError(f"cannot open the journal {directory}: {error}") from error
     deadline = time.monotonic() + deadline_s
     while True:
         try:
