@@ -17,7 +17,7 @@ from typing import Any
 
 from agentrl.buffer import journal as journals
 from agentrl.buffer.batches import within
-from agentrl.buffer.evaluation import FINAL, INITIAL, PERIODIC, EvaluationResult
+from agentrl.buffer.evaluation import FINAL, INITIAL, PERIODIC
 from agentrl.buffer.journal import Journal
 from agentrl.buffer.records import EvaluationEnded, EvaluationOpened, Halt, IncarnationBegun, Record, Rollback
 from agentrl.buffer.replay import resolve_select
@@ -26,7 +26,7 @@ from agentrl.buffer.state import DRIVER, RunState
 from agentrl.buffer.status import status
 from agentrl.buffer.supply import Supply, TaskOrder
 from agentrl.buffer.training import Training
-from agentrl.buffer_api import BatchGrant, JournalMark, Outcome, RollbackReply, TicketGrants, TrainedReply
+from agentrl.buffer_api import BatchGrant, EvaluationResult, JournalMark, Outcome, RollbackReply, TicketGrants, TrainedReply
 from agentrl.errors import ConfigError, Failure, JournalError, StaleIncarnation
 from agentrl.types import CloseCause, Task, Trajectory
 from agentrl.wire import decode_trajectory

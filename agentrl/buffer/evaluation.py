@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from agentrl.buffer.groups import Held, Sample
 from agentrl.buffer.ledger import DROPPED, IN_FLIGHT, NOT_ISSUED, PLAYED, Ledger
 from agentrl.buffer.records import EvaluationOpened
-from agentrl.buffer_api import EvaluationResult
 from agentrl.types import CloseCause, Purpose, Ticket
 
-__all__ = ["CANCELLED", "FINAL", "INITIAL", "PERIODIC", "Evaluation", "EvaluationResult", "Evaluations", "Wanted"]
+__all__ = ["CANCELLED", "FINAL", "INITIAL", "PERIODIC", "Evaluation", "Evaluations", "Wanted"]
 
 INITIAL, PERIODIC, FINAL = "initial", "periodic", "final"
 CANCELLED = "cancelled"  # its history was rolled back
