@@ -72,8 +72,8 @@ class EngineServer:
             raise EngineError(f"deterministic mode needs one thread, got {threads}")
         if dtype not in _DTYPES:
             raise EngineError(f"dtype must be one of {sorted(_DTYPES)}, got {dtype!r}")
-        weights = Weights.load(model_dir, config, dtype=_DTYPES[dtype], device=device)
         text = TokenText.load(model_dir, config.vocabulary)
+        weights = Weights.load(model_dir, config, dtype=_DTYPES[dtype], device=device)
         runner = ModelRunner(weights, slots=slots, context_tokens=context_tokens)
         self._scheduler = Scheduler(runner, text, version=weight_version, deterministic=deterministic)
         limits = Limits(vocabulary=config.vocabulary, context_tokens=context_tokens, eos_ids=config.eos_ids)
@@ -81,20 +81,16 @@ class EngineServer:
         self._updates = WeightUpdates(self._scheduler, self._generation.thread)
         self._config = config
         self._started_s = time.monotonic()
-        self._arguments: dict[str, Any] = {
-            "model_path": str(model_dir),
-            "tokenizer_path": str(model_dir),
-            "served_model_name": str(model_dir),
+        serving = {
             "context_length": context_tokens,
             "max_running_requests": slots,
             "device": device,
             "dtype": dtype,
-            "tp_size": 1,
-            "dp_size": 1,
             "weight_version": weight_version,
-            "enable_deterministic_inference": deterministic,
-            "load_format": "safetensors",
         }
+        fixed = {"tp_size": 1, "dp_size": 1, "load_format": "safetensors", "enable_deterministic_inference": deterministic}
+        paths = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), str(model_dir))
+        self._arguments: dict[str, Any] = {**paths, **serving, **fixed}
         self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=REFUSALS)
 
     def _routes(self) -> list[Route]:

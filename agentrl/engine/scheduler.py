@@ -26,6 +26,7 @@ from agentrl.engine.sampling import sample
 from agentrl.engine.sequence import ABORTED, ABORTED_WAITING, FinishReason, Sequence
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.stops import TokenText
+from agentrl.errors import EngineError
 from agentrl.faults import point
 
 __all__ = ["Counters", "Scheduler"]
@@ -58,7 +59,7 @@ class Scheduler:
 
     def __init__(self, runner: ModelRunner, text: TokenText | None, *, version: str, deterministic: bool = False) -> None:
         if deterministic and runner.slots < _MIN_DETERMINISTIC_SLOTS:
-            raise ValueError(f"deterministic mode needs at least {_MIN_DETERMINISTIC_SLOTS} slots, got {runner.slots}")
+            raise EngineError(f"deterministic mode needs at least {_MIN_DETERMINISTIC_SLOTS} slots, got {runner.slots}")
         self.runner = runner
         self.version = version
         self.paused: Literal["abort", "retract"] | None = None
@@ -68,6 +69,7 @@ class Scheduler:
         self._table = SlotTable(runner.slots)
         self._lanes = Lanes(runner.slots, runner.idle_position, runner.device)
         self._waiting: dict[str, Sequence] = {}
+        self._arrived: list[Sequence] = []  # of those, the ones no kept prefix was looked up for
         self._running: dict[int, Sequence] = {}  # by slot
         self._finished: list[Sequence] = []
         self._paused_s = 0.0
@@ -89,6 +91,7 @@ class Scheduler:
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self._waiting[sequence.request.rid] = sequence
+        self._arrived.append(sequence)
 
     def take_finished(self) -> list[Sequence]:
         """The sequences that have ended since the last call."""
@@ -177,14 +180,8 @@ class Scheduler:
         """Waiting sequences that get a slot now, with the length of the prefix already in it."""
         if not self._waiting or self.paused is not None:
             return []
-        admitted: list[tuple[Sequence, int]] = []
-        for rid, sequence in list(self._waiting.items()):
-            # continuations first: a fresh request must not evict the prefix that another one waits to use
-            if not (self._deterministic or sequence.request.scores_prompt):
-                place = self._table.resume(sequence.tokens, sequence.request.extra_key)
-                if place is not None:
-                    sequence.slot, cached = place
-                    admitted.append((self._waiting.pop(rid), cached))
+        # continuations first: a fresh request must not evict the prefix that another one waits to use
+        admitted = self._continued()
         for rid, sequence in list(self._waiting.items()):
             slot = self._table.take()
             if slot is None:
@@ -193,13 +190,28 @@ class Scheduler:
             admitted.append((self._waiting.pop(rid), 0))
         return admitted
 
+    def _continued(self) -> list[tuple[Sequence, int]]:
+        """The new arrivals that continue a kept sequence. One look each: what they continue was finished before they were sent."""
+        admitted: list[tuple[Sequence, int]] = []
+        for sequence in self._arrived:
+            request = sequence.request
+            if self._waiting.get(request.rid) is not sequence or self._deterministic or request.scores_prompt:
+                continue
+            place = self._table.resume(request.input_ids, request.extra_key)
+            if place is not None:
+                sequence.slot, cached = place
+                admitted.append((self._waiting.pop(request.rid), cached))
+        self._arrived.clear()
+        return admitted
+
     def _prefill(self, admitted: list[tuple[Sequence, int]]) -> None:
         for sequence, cached in admitted:
             sequence.cached_tokens = cached
             self.counters.cached_tokens += cached
             self._running[sequence.slot] = sequence
         for share in self._shares(admitted):
-            self._prefill_share(share)
+            if share[0][0].slot >= 0:  # else an earlier share broke, and all went back to the queue
+                self._prefill_share(share)
 
     def _shares(self, admitted: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
         """Cut into forwards of similar lengths, each within the bound on padded tokens; one sequence each in deterministic mode."""

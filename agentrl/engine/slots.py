@@ -11,7 +11,7 @@ __all__ = ["SlotTable"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class _Kept:
     """A finished sequence whose keys and values are still in its slot."""
 
     tokens: list[int]
@@ -24,7 +24,7 @@ class SlotTable:
 
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots))
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, _Kept] = {}
         self._ages = itertools.count()
 
     @property
@@ -56,7 +56,7 @@ class SlotTable:
 
     def keep(self, slot: int, tokens: list[int], key: str) -> None:
         """A running slot's sequence has finished; `tokens` are those whose keys and values it holds."""
-        self._kept[slot] = Kept(tokens=tokens, key=key, age=next(self._ages))
+        self._kept[slot] = _Kept(tokens=tokens, key=key, age=next(self._ages))
 
     def release(self, slot: int) -> None:
         """A running slot holds nothing of use any more."""

@@ -10,6 +10,7 @@ never named a version, commits nothing: so ending a broken update is always safe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ NOT_IN_SESSION = "update_weights_from_distributed must run between begin_weight_
 
 
 @dataclass(kw_only=True, slots=True)
-class Session:
+class _Session:
     """What has been received between `begin` and now."""
 
     staged: dict[str, Tensor] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Session:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
+class _Bucket:
     """The tensors that one update request announces."""
 
     names: list[str]
@@ -67,7 +68,7 @@ class WeightUpdates:
         self._scheduler = scheduler
         self._thread = thread
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._session: Session | None = None
+        self._session: _Session | None = None
 
     @property
     def state(self) -> str:
@@ -92,7 +93,7 @@ class WeightUpdates:
             world_size=world,
             group_name=name,
             backend=body.get("backend") or "nccl",
-            timeout_s=float(body.get("timeout_s") or GROUP_TIMEOUT_S),
+            timeout_s=_seconds(body.get("timeout_s")),
         )
         return "Succeeded to initialize custom process group."
 
@@ -113,7 +114,7 @@ class WeightUpdates:
         """Open a session."""
         if self._session is not None:
             raise EngineRefused("begin_weight_update(): a weight update is already open; end it first")
-        self._session = Session()
+        self._session = _Session()
         return "Success"
 
     async def receive(self, body: Mapping[str, Any]) -> str:
@@ -178,14 +179,14 @@ class WeightUpdates:
             raise EngineError(f"{path}: its architecture is not that of the model being served")
         return weights.checked(read_tensors(path), complete=True)
 
-    def _checked(self, body: Mapping[str, Any]) -> Bucket:
+    def _checked(self, body: Mapping[str, Any]) -> _Bucket:
         """The announced bucket, every tensor of it known: afterwards the sizes of the collective are certain."""
         names, dtypes, shapes = (body.get(field) for field in ("names", "dtypes", "shapes"))
         if not (isinstance(names, list) and isinstance(dtypes, list) and isinstance(shapes, list) and len(names) == len(dtypes) == len(shapes) > 0):
             raise EngineRefused("names, dtypes and shapes must be lists of one length, at least 1")
         if body.get("load_format") not in (None, "flattened_bucket"):
             raise EngineRefused(f"load_format must be null or 'flattened_bucket', got {body['load_format']!r}")
-        bucket = Bucket(
+        bucket = _Bucket(
             names=[str(name) for name in names],
             dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
             shapes=[_shape(shape) for shape in shapes],
@@ -196,7 +197,7 @@ class WeightUpdates:
         return bucket
 
 
-def _receive(bucket: Bucket, group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
+def _receive(bucket: _Bucket, group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
     if bucket.flattened:
         buffer = torch.empty(bucket.bytes, dtype=torch.uint8, device=device)
         broadcast(buffer, group)
@@ -224,6 +225,14 @@ def _number(body: Mapping[str, Any], field: str) -> int:
     if type(value) is not int:
         raise EngineRefused(f"{field} must be an integer, got {value!r}")
     return value
+
+
+def _seconds(value: Any) -> float:
+    if value is None:
+        return GROUP_TIMEOUT_S
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise EngineRefused(f"timeout_s must be a positive number of seconds, got {value!r}")
+    return float(value)
 
 
 def _shape(value: Any) -> tuple[int, ...]:

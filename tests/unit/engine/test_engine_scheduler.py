@@ -8,6 +8,7 @@ from engine_loop import finish, load_runner, load_scheduler, plain_completion, r
 from tiny_qwen2 import write_tiny_qwen2
 
 from agentrl.engine.weights import read_tensors
+from agentrl.errors import EngineError
 
 PROMPTS = [[5, 17, 80], [41], [3, 66, 29, 90, 12, 54, 7, 31], [9, 9], [77, 20, 33, 61], [88, 2, 13, 40, 55], [71, 64], [10, 11, 12]]
 
@@ -224,8 +225,9 @@ def test_running_requests_move_to_low_slots_and_get_what_they_would_have(model_d
 
 
 def test_weights_that_overflow_are_an_error_and_leave_nothing_behind(model_dir):
-    scheduler = load_scheduler(model_dir)
+    scheduler = load_scheduler(model_dir, context_tokens=1536)
     sequence = submit(scheduler, "a", PROMPTS[0])
+    long = [submit(scheduler, f"long{n}", [n] * 1500, new=5) for n in range(3)]  # more than one forward's worth
     scheduler.step()
     good = {name: tensor.clone() for name, tensor in scheduler.runner.weights.named.items()}
     scheduler.commit({"model.norm.weight": torch.full((32,), float("nan"))}, "1")
@@ -236,6 +238,7 @@ def test_weights_that_overflow_are_an_error_and_leave_nothing_behind(model_dir):
         "status_code": 500,
         "err_type": "InternalServerError",
     }
+    assert all(broken.finish == sequence.finish for broken in long)
     scheduler.commit(good, "2")
     after = submit(scheduler, "b", PROMPTS[0], seed=3)
     finish(scheduler)
@@ -270,5 +273,5 @@ def test_deterministic_mode_reuses_no_prefix_and_needs_four_slots(model_dir):
     turn = submit(scheduler, "turn", [*first.tokens, 4])
     finish(scheduler)
     assert turn.cached_tokens == 0
-    with pytest.raises(ValueError, match="at least 4 slots"):
+    with pytest.raises(EngineError, match="at least 4 slots"):
         load_scheduler(model_dir, slots=3, deterministic=True)
