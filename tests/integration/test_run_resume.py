@@ -15,6 +15,9 @@ from agentrl.types import Purpose
 
 pytestmark = pytest.mark.slow
 
+# Of Ray's own processes these two end by themselves only about a minute after the node they belong to; they hold nothing of the run.
+RAYS_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+
 
 def surviving_uses(run_dir: Path) -> Counter[int]:
     """How often each group is in a batch of the surviving history: folded here again, from the records alone."""
@@ -53,15 +56,18 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_goes_on_from_the
     wait_for(run_dir, Checkpoint, 3, first)  # checkpoint 0 and two steps
     processes = family(first)
     assert len(processes) >= 5
+    slow_to_go = [process for process in processes if process.name() in RAYS_AGENTS]
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert gone(processes, within_s=30.0), [process.name() for process in processes if process.is_running()]
+    ours = [process for process in processes if process not in slow_to_go]
+    assert gone(ours, within_s=30.0), [process.name() for process in ours if process.is_running()]
     trained_before = sum(isinstance(record, BatchTrained) for record in records(run_dir))
 
     second = start(run_dir, *arguments)
     assert finish(second, run_dir) == 0, output(run_dir)
     assert any(isinstance(record, Rollback) and record.step >= 2 for record in records(run_dir))
     assert trained_before >= 2
+    assert gone(slow_to_go, within_s=90.0)
     assert_books_balance(run_dir, steps=6)
 
 
