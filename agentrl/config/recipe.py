@@ -60,9 +60,9 @@ class RunRecipe(Section):
     dir: str = "runs"
     """Runs are kept in `<dir>/<name>`."""
     launcher: Literal["ray", "local"] = "ray"
-    """What starts the processes: Ray (one machine or a cluster), or plain subprocesses of this machine."""
+    """What starts the processes: Ray, or plain subprocesses. All of them run on one machine."""
     ray_address: str | None = None
-    """Address of a running Ray cluster; by default a private one is started on this machine."""
+    """Address of a Ray that runs already; by default a private one is started."""
     steps: Positive | None = None
     """End after this many steps. Exactly one of steps, epochs and hours is set."""
     epochs: Annotated[float, Field(gt=0.0)] | None = None
@@ -208,7 +208,7 @@ class EnvRecipe(Section):
 
 
 class RetrieverRecipe(Section):
-    """A retriever started with the run, or reached by URL. The environment's options get its `retriever_url`."""
+    """A retriever started with the run, or reached: exactly one of url, corpus, index. The environment's options get its `retriever_url`."""
 
     url: str | None = None
     corpus: str | None = None
@@ -225,12 +225,12 @@ class RetrieverRecipe(Section):
 
 
 class EngineRecipe(Section):
-    """The engines that generate."""
+    """The engines that generate. This version starts embedded ones only: `kind: sglang` validates, and a run of it ends with exit code 2."""
 
     kind: Literal["embedded", "sglang"] = "embedded"
     replicas: Positive = 1
     urls: list[str] = []
-    """Attach to running servers instead of starting them."""
+    """Running servers to attach to. This version refuses them: leave it empty."""
     slots: Positive = 64
     """Sequences generated at a time by an embedded engine."""
     context_tokens: Positive = 4096
@@ -256,7 +256,7 @@ class LimitsRecipe(Section):
 
 
 class RolloutRecipe(Section):
-    """The rollout workers."""
+    """The rollout workers. `top_p` must be 1 and `top_k` -1: a truncated distribution would need a correction that is not there."""
 
     workers: Positive = 1
     concurrency: Positive = 128
@@ -383,7 +383,7 @@ class LearnerRecipe(Section):
 
 
 class WeightsRecipe(Section):
-    """Publishing weights to the engines."""
+    """Publishing weights to the engines: in buckets by a process group (`backend`), or by disk. `pause`: what happens to open requests."""
 
     publish_every: Positive = 1
     """Steps between versions; the last step always publishes."""
@@ -398,7 +398,7 @@ class WeightsRecipe(Section):
 
 
 class CheckpointRecipe(Section):
-    """Checkpoints."""
+    """Checkpoints. The newest `keep` are kept."""
 
     every: Positive = 50
     """Steps. Checkpoint 0 and the last step's are always written."""
@@ -420,7 +420,7 @@ class EvalRecipe(Section):
 
     sets: dict[str, EvalSet] = {}
     every: Positive | None = None
-    """Steps between evaluations beside training; the first (before) and last (at the end) always run."""
+    """Steps between evaluations beside training. `initial` and `final`: whether one runs before it and one after it."""
     initial: bool = True
     final: bool = True
     headline: str | None = None
@@ -428,7 +428,7 @@ class EvalRecipe(Section):
 
 
 class MetricsRecipe(Section):
-    """Where metrics go besides metrics.jsonl and the console."""
+    """Where metrics go: metrics.jsonl always, the console, and trackers (`sinks`, under the name `project`; each needs its extra)."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     sinks: list[Literal["wandb", "tensorboard", "swanlab"]] = []
@@ -449,7 +449,7 @@ class ResourcesRecipe(Section):
 
 
 class Recipe(Section):
-    """One run."""
+    """One run. `name` names its directory, `seed` decides everything random."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     seed: int = 0
