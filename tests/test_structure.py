@@ -21,6 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agentrl", "envs", "retriever")
 
+pytestmark = pytest.mark.slow  # all files are read and parsed
+
 LONGEST_FUNCTION = 40  # lines of code
 LONGEST_FILE = 500  # lines
 LONG_FUNCTIONS_SHARE = 0.03

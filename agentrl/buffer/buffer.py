@@ -298,8 +298,7 @@ class ReplayBuffer:
         if state.versions.serving and state.training_over:
             self._supply.end_training()
         if state.evaluations.running is None and (due := self._evaluation_to_open()) is not None:
-            stage, name = due
-            step = state.batches.step
+            stage, name, step = due
             self._write(
                 EvaluationOpened(
                     t=self._clock(),
@@ -312,14 +311,15 @@ class ReplayBuffer:
                 )
             )
 
-    def _evaluation_to_open(self) -> tuple[str, str] | None:
-        state = self.state
+    def _evaluation_to_open(self) -> tuple[str, str, int] | None:
+        """(stage, set, step): a periodic one is of the step that called for it, also where the learner has gone on since."""
+        state, step = self.state, self.state.batches.step
         stage = {"initial_eval": INITIAL, "final_eval": FINAL}.get(state.phase)
         if stage is not None:
-            name = state.evaluations.missing(stage, state.batches.step)
-            return None if name is None else (stage, name)
+            name = state.evaluations.missing(stage, step)
+            return None if name is None else (stage, name, step)
         published = state.versions.published
         for wanted in state.evaluations.wanted:
             if state.phase == "training" and published is not None and published >= wanted.version:
-                return PERIODIC, wanted.set
+                return PERIODIC, wanted.set, wanted.step
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ _ENDS = {"finished": "finished", "stopping": "stopped"}  # phases of the buffer 
 
 def make_launcher(recipe: Recipe, python_path: str) -> Launcher:
     """The launcher of `run.launcher`. Ray is imported only where it is used."""
+    # For all children: idle BLAS threads of NumPy and FAISS spin on the cores that engine and learner compute on. Torch is told by the recipe.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if recipe.run.launcher == "local":
         return LocalLauncher(python_path=python_path)
     from agentrl.system.ray_launcher import RayLauncher

@@ -17,6 +17,7 @@ __all__ = ["serve_app"]
 
 _BACKLOG = 2048  # hundreds of episodes may connect in the same moment
 _KEEP_ALIVE_S = 75  # longer than any client keeps an idle connection
+_GRACE_S = 1  # for open requests (long polls, paused generations) at the end; the application's own clean-up comes after it
 
 
 def serve_app(app: Any, *, on_ready: OnReady, stop: StopSignal, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -30,7 +31,9 @@ def serve_app(app: Any, *, on_ready: OnReady, stop: StopSignal, host: str = "127
         listener.bind((host, port))
         listener.listen(_BACKLOG)
         url = f"http://{host}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, ws="none", lifespan="on")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ws="none", lifespan="on"
+        )
         asyncio.run(_Server(config, url, on_ready, stop).serve(sockets=[listener]))
 
 
@@ -53,4 +56,3 @@ class _Server(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
-        self.force_exit = True  # open long polls do not hold up the end

@@ -79,6 +79,23 @@ def test_a_periodic_evaluation_waits_for_its_steps_version_and_goes_before_train
     assert (reports[0].stage, reports[0].step, reports[0].versions) == ("periodic", 1, (1, 1))
 
 
+def test_a_periodic_evaluation_is_of_its_step_and_played_once_where_its_version_comes_out_after_the_next_step(tmp_path: Path) -> None:
+    # it was filed under the learner's step of that moment, stayed wanted, and was played again and again
+    settings = {"eval_sets": {"other": EvalSettings()}, "eval_every": 2, "eval_initial": False, "eval_final": False}
+    player, reports = begun(tmp_path, **settings, total_steps=5)
+    player.step()
+    player.finish_all()
+    second = player.train(player.take_batch(), publish=False)
+    third = player.train(player.take_batch(), publish=False)
+    assert second is not None
+    assert third is not None
+    player.publish(second)
+    player.finish_all()
+    player.publish(third)
+    player.finish_all()
+    assert [(report.evaluation, report.step, report.stage) for report in reports] == [("other@2", 2, "periodic")]
+
+
 def test_a_slow_periodic_evaluation_does_not_pile_others_up_behind_it(tmp_path: Path) -> None:
     player, reports = begun(tmp_path, eval_sets={"other": EvalSettings()}, eval_every=1, eval_initial=False, eval_final=False, total_steps=5)
     player.step()
