@@ -25,32 +25,36 @@ from agentrl.system.supervisor import Supervisor
 __all__ = ["evaluate"]
 
 _LOAD_DEADLINE_S = 600.0  # a large model's weights from a network disk
-_MANIFEST = "manifest.json"  # what tells a checkpoint from an exported model
+_MANIFEST = "manifest.json"  # what tells a checkpoint from an exported model ...
+_CONFIG = "config.json"  # ... which has this
 
 
 def evaluate(recipe: Recipe, *, checkpoint: Path) -> int:
     """Evaluate and print the numbers; rows and numbers are left in `<run.dir>/<name>.eval/<checkpoint>/`.
 
     Raises:
-        ConfigError: the recipe has no evaluation sets.
+        ConfigError: the recipe has no evaluation sets, or `checkpoint` holds no model.
+        AgentRLError: the evaluation failed, or not one episode of a set could be played.
     """
     refuse_unsupported(recipe)
     require_files(recipe)
     if not recipe.eval.sets:
         raise ConfigError(f"recipe {recipe.name} has no eval.sets: nothing to evaluate on")
+    if not any((checkpoint / name).exists() for name in (_MANIFEST, _CONFIG)):
+        raise ConfigError(f"--checkpoint {checkpoint}: neither a checkpoint ({_MANIFEST}) nor an exported model ({_CONFIG})")
     environment_file = origin(resolve(recipe.env.factory))
     directory = _new_directory(Path(recipe.run.dir).resolve() / f"{recipe.name}.eval", checkpoint.name)
     model_dir = _exported(checkpoint, directory)
     os.chdir(directory)
     with console_of(recipe) as console:
-        evaluation = _Evaluation(recipe, directory, model_dir, environment_file, console)
+        evaluation = _Evaluation(_of_model(recipe, model_dir), directory, model_dir, environment_file, console)
         try:
             trio.run(evaluation.main)
         except BaseExceptionGroup as group:
             raise first_error(group) from group
     write_json(directory / "evaluation.json", {"checkpoint": str(checkpoint), "sets": evaluation.numbers})
     for name, numbers in evaluation.numbers.items():
-        print(f"{name}: EM {numbers['em']:.3f}  (95 % interval {numbers['interval'][0]:.3f} to {numbers['interval'][1]:.3f})")
+        print(_said(name, numbers, directory))
     print(f"rows and numbers: {directory}")
     return 0
 
@@ -116,11 +120,24 @@ async def _load(cluster: Cluster, model_dir: Path) -> None:
     await cluster.buffer.version_published(version=version, engines=list(range(len(cluster.engines))), seconds=0.0, bytes=0)
 
 
+def _said(name: str, numbers: dict[str, Any], directory: Path) -> str:
+    """The line of one set."""
+    if numbers["em"] is None:
+        causes = ", ".join(f"{cause} {len(tasks)}" for cause, tasks in numbers["failures"].items())
+        raise AgentRLError(f"{name}: not one episode could be played ({causes}): see {directory / 'logs'}")
+    low, high = numbers["interval"]
+    return f"{name}: EM {numbers['em']:.3f}  (95 % interval {low:.3f} to {high:.3f})"
+
+
+def _of_model(recipe: Recipe, model_dir: Path) -> Recipe:
+    """The recipe with the model it is to evaluate in place of its own, which then need not be made or warm-started."""
+    own: dict[str, Any] = {"path": str(model_dir), "tokenizer": None, "train_tokenizer": None, "architecture": None}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=own), "warm_start": None})
+
+
 def _exported(checkpoint: Path, directory: Path) -> Path:
     """The Hugging Face directory of a checkpoint; an exported model as it is."""
     if not (checkpoint / _MANIFEST).exists():
-        if not (checkpoint / "config.json").exists():
-            raise ConfigError(f"--checkpoint {checkpoint}: neither a checkpoint ({_MANIFEST}) nor an exported model (config.json)")
         return checkpoint
     from agentrl.learner.export import export_checkpoint
 
