@@ -20,6 +20,16 @@ TOLERANCE = 1e-4  # nats: two float32 roads to one log-prob
 CHECKED = 60  # trajectories, those with several versions first
 
 
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of five steps that kept every version. Random weights earn nothing: the entropy bonus is what moves them."""
+    directory = tmp_path_factory.mktemp("runs") / "exact"
+    moving = ("learner.learning_rate=5e-3", "algorithm.entropy.coefficient=1.0")
+    process = start(directory, "run.steps=5", "rollout.temperature=0.7", "weights.keep_snapshots=true", *moving)
+    assert finish(process, directory) == 0, output(directory)
+    return directory
+
+
 def trained_trajectories(run_dir: Path) -> list[Trajectory]:
     found = [decode_trajectory(record.data) for record in records(run_dir) if isinstance(record, TrajectoryAdded)]
     trained = {record.batch for record in records(run_dir) if isinstance(record, BatchTrained)}
@@ -35,13 +45,7 @@ def score(policy: PolicyModel, trajectory: Trajectory) -> np.ndarray:
     return logp[0].numpy()
 
 
-def test_every_token_has_the_logprob_of_its_version_also_across_updates_and_at_another_temperature(tmp_path):
-    run_dir = tmp_path / "exact"
-    # random weights earn nothing: the entropy bonus is what moves them
-    moving = ("learner.learning_rate=5e-3", "algorithm.entropy.coefficient=1.0")
-    process = start(run_dir, "run.steps=5", "rollout.temperature=0.7", "weights.keep_snapshots=true", *moving)
-    assert finish(process, run_dir) == 0, output(run_dir)
-
+def test_every_token_has_the_logprob_of_its_version_also_across_updates_and_at_another_temperature(run_dir):
     trajectories = sorted(trained_trajectories(run_dir), key=lambda t: -t.version_count)
     assert len(trajectories) == 5 * 6 * 4
     crossing = [trajectory for trajectory in trajectories[:CHECKED] if trajectory.version_count >= 2]
@@ -65,9 +69,7 @@ def test_every_token_has_the_logprob_of_its_version_also_across_updates_and_at_a
     assert max(other_version) > 10 * TOLERANCE  # the versions do differ: the check above could have failed
 
 
-def test_the_mask_is_exact_on_every_token_and_turns_cover_what_it_says(tmp_path):
-    run_dir = tmp_path / "masks"
-    assert finish(start(run_dir, "run.steps=2"), run_dir) == 0, output(run_dir)
+def test_the_mask_is_exact_on_every_token_and_turns_cover_what_it_says(run_dir):
     for trajectory in trained_trajectories(run_dir):
         expected = np.zeros(len(trajectory), dtype=np.uint8)
         seam = trajectory.prompt_length

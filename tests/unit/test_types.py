@@ -57,7 +57,7 @@ def test_a_trajectory_knows_its_prompt_its_writers_and_its_length():
 
 def test_a_trajectory_without_turns_is_all_prompt():
     nothing = {"loss_mask": np.zeros(6, np.uint8), "behaviour_logprobs": np.zeros(6, np.float32), "versions": np.full(6, -1, np.int32)}
-    made = trajectory(turns=(), reward=Reward(total=0.0), stop=StopReason.PROMPT_LIMIT, **nothing)
+    made = trajectory(turns=(), reward=Reward(total=0.0), stop=StopReason.CONTEXT_LIMIT, **nothing)
     assert (made.prompt_length, made.generated, made.first_version, made.version_count) == (6, 0, -1, 0)
 
 
