@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl.config.deterministic import unmet_conditions
+
 __all__ = [
     "AlgorithmRecipe",
     "Architecture",
@@ -70,7 +72,7 @@ class RunRecipe(Section):
     hours: Annotated[float, Field(gt=0.0)] | None = None
     """End after this much time, summed over resumes; schedules follow the share of it that has passed."""
     deterministic: bool = False
-    """Bit-reproducible: one engine, one worker, one thread, K=0, fixed slots, fp32, no evaluation."""
+    """Bit-reproducible: one engine, one worker, one thread, K=0, fixed slots, fp32 on the CPU, exact search query by query, no evaluation."""
     debug: bool = False
     """Check the ledger's balance after every record."""
 
@@ -486,10 +488,6 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _deterministic(self) -> Recipe:
-        if not self.run.deterministic:
-            return self
-        if (self.engine.replicas, self.rollout.workers, self.rollout.max_staleness, self.weights.publish_every) != (1, 1, 0, 1):
-            raise ValueError("run.deterministic needs engine.replicas 1, rollout.workers 1, rollout.max_staleness 0 and weights.publish_every 1")
-        if self.eval.sets or self.engine.slots < 4:
-            raise ValueError("run.deterministic needs engine.slots >= 4 and no eval.sets")
+        if self.run.deterministic and (unmet := unmet_conditions(self.model_dump())):
+            raise ValueError(f"run.deterministic needs {', '.join(unmet)}")
         return self

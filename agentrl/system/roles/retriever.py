@@ -11,23 +11,14 @@ from agentrl.errors import ConfigError, ProcessDied
 from agentrl.system.child import die_with_parent
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
-__all__ = ["main"]
+__all__ = ["main", "serve_command"]
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     """Serve the recipe's corpus or index until stopped."""
-    retriever = Recipe.model_validate(spec.recipe).retriever
-    if retriever is None or retriever.url is not None:
-        raise ConfigError("the retriever's program needs retriever.corpus or retriever.index")
-    source = retriever.index or retriever.corpus
-    assert source is not None
+    command = serve_command(Recipe.model_validate(spec.recipe))
     parent = os.getpid()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk)],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: die_with_parent(parent),
-    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with_parent(parent))
     stop.subscribe(server.terminate)
     assert server.stdout is not None
     with server.stdout:
@@ -37,3 +28,18 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
                 on_ready({"url": line.split()[1]})
     if server.wait() not in (0, -15):
         raise ProcessDied(f"the retriever ended with code {server.returncode}; its last lines are in {spec.log}")
+
+
+def serve_command(recipe: Recipe) -> list[str]:
+    """What serves the recipe's corpus or index; a deterministic run searches query by query.
+
+    Raises:
+        ConfigError: the recipe has no retriever, or one that runs elsewhere.
+    """
+    retriever = recipe.retriever
+    if retriever is None or retriever.url is not None:
+        raise ConfigError("the retriever's program needs retriever.corpus or retriever.index")
+    source = retriever.index or retriever.corpus
+    assert source is not None
+    flags = ["--deterministic"] if recipe.run.deterministic else []
+    return [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk), *flags]

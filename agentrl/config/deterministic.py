@@ -1,0 +1,37 @@
+"""What a deterministic run asks of its recipe, because its bits would depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["unmet_conditions"]
+
+FIXED = {
+    "engine.replicas": 1,
+    "rollout.workers": 1,
+    "rollout.max_staleness": 0,
+    "weights.publish_every": 1,
+    "engine.threads": 1,
+    "learner.threads": 1,
+    "engine.device": "cpu",
+    "learner.device": "cpu",
+    "model.dtype": "float32",
+}
+MIN_SLOTS = 4  # linear layers give other bits at one to three rows
+
+
+def unmet_conditions(recipe: Mapping[str, Any]) -> list[str]:
+    """What of a recipe (a map of sections) does not fit, each as what is wanted instead."""
+    unmet = []
+    for key, wanted in FIXED.items():
+        section, name = key.split(".")
+        if (found := recipe[section][name]) != wanted:
+            unmet.append(f"{key} {wanted} (is {found})")
+    if recipe["engine"]["slots"] < MIN_SLOTS:
+        unmet.append(f"engine.slots >= {MIN_SLOTS}")
+    if recipe["eval"]["sets"]:
+        unmet.append("no eval.sets")  # they would play beside training
+    if recipe["run"]["hours"] is not None:
+        unmet.append("no run.hours")  # a share of time is never the same twice
+    return unmet
