@@ -6,7 +6,7 @@ Every number is of the real command. For each seed: `agentrl run recipes/quickst
 questions about entities that neither the warm start nor the training stated a fact of. Then, of the final policy:
 
     shuffled passages    the corpus has its objects exchanged within each relation: whoever reads it answers wrongly
-    no search            a search is not answered: the answer can only come from the weights
+    no search            a search is not answered: an answer, where the policy writes one after it, can only come from the weights
     learning rate 0      the same run, shorter, with nothing learned: what the machinery alone does to EM
 
 Printed is one table with bounds; the exit code is 1 where one is missed. Finished runs and evaluations in --runs are reused.
