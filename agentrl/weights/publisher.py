@@ -248,8 +248,10 @@ class _Group:
         broadcast(tensor, self.handle)
 
     def leave(self) -> None:
-        if self.handle is not None:
-            leave_update_group(self.handle)
+        """Engines that wait in the group are freed when the last reference to our end goes: none is kept here."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            leave_update_group(handle)
 
 
 async def _call(act: Callable[[], Awaitable[None]]) -> None:
