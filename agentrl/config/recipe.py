@@ -214,7 +214,7 @@ class RetrieverRecipe(Section):
 
     url: str | None = None
     corpus: str | None = None
-    """JSONL of `{id, contents}` or `{id, title, text}`: indexed on the spot, cached by content."""
+    """JSONL of `{id, contents}` or `{id, title, text}`: indexed in memory at every start of the run."""
     index: str | None = None
     """A directory made by `agentrl retriever build`."""
     topk: Positive = 3
