@@ -40,7 +40,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "tickets_open": len(state.tickets.open),
         "tickets_closed": {str(cause): count for cause, count in state.tickets.closed.items()},
         "late": state.tickets.late.total(),
-        "version": state.versions.serving,
+        "version": state.versions.published,
         "incarnations": {f"{role}-{index}": number for (role, index), number in state.incarnations.items()},
     }
 
