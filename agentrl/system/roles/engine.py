@@ -21,6 +21,7 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
         context_tokens=recipe.engine.context_tokens,
         threads=recipe.engine.threads,
         device=recipe.engine.device,
+        dtype=recipe.model.dtype,
         deterministic=recipe.run.deterministic,
     )
     serve_app(server.app, on_ready=on_ready, stop=stop)

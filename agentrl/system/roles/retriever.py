@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError, ProcessDied
@@ -41,5 +42,6 @@ def serve_command(recipe: Recipe) -> list[str]:
         raise ConfigError("the retriever's program needs retriever.corpus or retriever.index")
     source = retriever.index or retriever.corpus
     assert source is not None
-    flags = ["--deterministic"] if recipe.run.deterministic else []
+    flags = ["--cache", str(Path(recipe.run.dir) / ".cache" / "index")] if retriever.corpus else []
+    flags += ["--deterministic"] if recipe.run.deterministic else []
     return [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk), *flags]

@@ -16,7 +16,7 @@ def command(retriever, **run):
 
 
 def test_it_serves_the_recipes_corpus_with_its_number_of_passages():
-    assert command({"corpus": "c.jsonl", "topk": 5}) == ["-m", "retriever", "serve", "c.jsonl", "--topk", "5"]
+    assert command({"corpus": "c.jsonl", "topk": 5}) == ["-m", "retriever", "serve", "c.jsonl", "--topk", "5", "--cache", "runs/.cache/index"]
 
 
 def test_a_deterministic_run_searches_query_by_query():
