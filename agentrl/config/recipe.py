@@ -214,7 +214,7 @@ class RetrieverRecipe(Section):
 
     url: str | None = None
     corpus: str | None = None
-    """JSONL of `{id, contents}` or `{id, title, text}`: indexed in memory at every start of the run."""
+    """JSONL of `{id, contents}` or `{id, title, text}`: indexed once per content, kept in `<run.dir>/.cache`."""
     index: str | None = None
     """A directory made by `agentrl retriever build`."""
     topk: Positive = 3
