@@ -137,5 +137,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The record of `error`, with its traceback as text."""
+        """The record of `error`, with its traceback as text. Of a group, the first error's: the others mostly follow from it."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         return cls(kind=type(error).__name__, message=str(error), trace="".join(traceback.format_exception(error)))

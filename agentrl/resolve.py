@@ -27,6 +27,8 @@ def resolve(name: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) and error.name != module_name else None
         hint = f"its import of {missing} failed" if missing else "is its folder on PYTHONPATH, or the current directory?"
         raise ConfigError(f"{name}: module {module_name} cannot be imported ({error}): {hint}") from error
+    except Exception as error:  # the user's module may raise anything while it is imported
+        raise ConfigError(f"{name}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     try:
         return reduce(getattr, path.split("."), module)
     except AttributeError as error:

@@ -291,7 +291,8 @@ class ReplayBuffer:
         """Do what follows by itself: end what is over, open what is due."""
         state = self.state
         if state.halt is None and state.tickets.failed_share > self.settings.max_failed_share:
-            reasons = f"{state.tickets.failures()}; the recipe allows {self.settings.max_failed_share:.0%} (buffer.max_failed_share)"
+            allowed = f"the recipe allows {self.settings.max_failed_share:.0%} (buffer.max_failed_share)"
+            reasons = f"{state.tickets.failures()}; {allowed}. More is in logs/worker-*.log"
             self.fail(Failure(kind="TooManyFailures", message=reasons))
         if state.halt is not None:
             return

@@ -131,7 +131,7 @@ class Tickets:
         self._window.append(cause)
         if cause is not CloseCause.TRAJECTORY:
             self._failed[cause] += 1
-            self._details[cause] = detail[:300]
+            self._details[cause] = detail.strip().rpartition("\n")[2][:300]  # of a traceback the last line: what was raised
 
 
 def digest(trajectory: bytes) -> bytes:

@@ -63,7 +63,9 @@ def main() -> int:
     spec, stop = ProcessSpec.from_json(hello["spec"]), StopSignal()
     redirect_output(spec)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with os.fdopen(int(os.environ.pop(READY_FD)), "w", buffering=1) as pipe:
+    ready = int(os.environ.pop(READY_FD))
+    os.set_inheritable(ready, False)  # a tool's program that outlives this process must not keep the pipe open
+    with os.fdopen(ready, "w", buffering=1) as pipe:
 
         def tell(message: dict[str, Any]) -> None:
             pipe.write(json.dumps(message) + "\n")

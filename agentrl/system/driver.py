@@ -79,6 +79,7 @@ class Driver:
         """
         recipe, self.model_dir = await prepare(self.recipe, self.directory.path, python_path=self.python_path, progress=told(self.console))
         self.console.phase("starting")
+        phase = "stopped"  # where a second signal cancels everything below
         async with make_launcher(recipe, self.python_path) as launcher, trio.open_nursery() as nursery:
             supervisor = Supervisor(launcher, nursery, first_incarnation=self.directory.first_incarnation())
             cluster = await start_processes(
@@ -91,7 +92,7 @@ class Driver:
             )
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
-                nursery.start_soon(self._signal_loop, cluster, nursery.cancel_scope)
+                nursery.start_soon(self._signal_loop, cluster, nursery)
                 phase = await self._follow(cluster, supervisor)
                 with trio.move_on_after(LAST_CHECKPOINT_S):
                     await supervisor.join(Role.LEARNER)
@@ -138,7 +139,7 @@ class Driver:
         self.sinks.step(event["step"], metrics)
         self.console.step(event["step"], metrics)
 
-    async def _signal_loop(self, cluster: Cluster, scope: trio.CancelScope) -> None:
+    async def _signal_loop(self, cluster: Cluster, nursery: trio.Nursery) -> None:
         """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second at once.
 
         consumes      signals
@@ -149,8 +150,8 @@ class Driver:
         with trio.open_signal_receiver(*SIGNALS) as signals:
             async for number in signals:
                 if self.signalled is not None:
-                    scope.cancel()
+                    nursery.cancel_scope.cancel()
                     return
                 self.signalled = number
                 self.console.message("stopping after this step; once more to stop at once")
-                await cluster.buffer.stop(f"signal {number}")
+                nursery.start_soon(cluster.buffer.stop, f"signal {number}")  # beside this loop: the second signal is heard meanwhile

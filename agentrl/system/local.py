@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from agentrl.system.child import READY_FD
 from agentrl.system.process import Exit, ProcessSpec
 
 __all__ = ["LocalLauncher", "LocalProcess"]
+
+LAST_WORDS_S = 2.0  # what a process said is in the pipe when it has ended
 
 
 class LocalLauncher:
@@ -83,28 +86,37 @@ class LocalProcess:
     async def wait(self) -> Exit:
         """Wait for the child's end."""
         async with self._end:
-            while self.popen.poll() is None:
+            if self.popen.returncode is None:
                 descriptor = os.pidfd_open(self.popen.pid)
                 try:
                     await trio.lowlevel.wait_readable(descriptor)
                 finally:
                     os.close(descriptor)
-            while (message := await self.messages.next()) is not None:
-                self._note(message)
+                self._kill_group()  # what its tools have started and left behind
+                self.popen.wait()
+            with trio.move_on_after(LAST_WORDS_S):
+                while (message := await self.messages.next()) is not None:
+                    self._note(message)
         return Exit(code=self.popen.returncode, failure=self.failure)
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after `grace_s`."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
+        if self.popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.popen.pid, signal.SIGTERM)
             with trio.move_on_after(grace_s):
                 await self.wait()
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL."""
-        if self.popen.poll() is None:
-            self.popen.kill()
+        """SIGKILL to it and to what it has started."""
+        if self.popen.returncode is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """Its pid is its own until `popen.wait`: no other group can be meant."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
 
     def _note(self, message: dict[str, Any] | None) -> None:
         if message is not None and "failure" in message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -84,7 +85,7 @@ def import_path() -> list[str]:
 
 def _conclude(path: Path, phase: str, summary: dict[str, Any], command: list[str]) -> None:
     """The last lines of a run: what came out and what to do next."""
-    again = " ".join(command)
+    again = shlex.join(word for word in command if word != "--fresh")
     if phase == "stopped":
         print(f"stopped at step {summary['steps']}. Go on: {again}")
         return

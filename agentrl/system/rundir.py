@@ -52,7 +52,7 @@ class RunDirectory:
 
     path: Path
     incarnation: int  # of the run: 1, 2, ... with every start
-    resumed: bool
+    extended: bool  # the recipe now ends elsewhere (steps, epochs, hours) than when the run was last started
 
     @classmethod
     @contextmanager
@@ -64,26 +64,37 @@ class RunDirectory:
             fresh: put an existing run aside (renamed, never deleted) and begin anew.
 
         Raises:
-            ConfigError: another process works in it, or it holds a run of another recipe.
+            ConfigError: it cannot be made, another process works in it, or it holds a run of another recipe.
         """
         path = Path(recipe.run.dir).resolve() / recipe.name
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run.dir: {path} cannot be made: {error}") from error
         with _locked(path):
-            if fresh and (path / "run.json").exists():
+            previous = None if fresh else _read_json(path / "run.json")
+            changes = [] if previous is None else _changes(previous["recipe"], recipe)
+            if changes and _has_results(path):
+                raise ConfigError(
+                    f"{path} holds a run of another recipe:\n"
+                    + "\n".join(changes)
+                    + "\nGive this run another name (name=...), or begin anew with --fresh"
+                )
+            if (fresh or changes) and (path / "run.json").exists():
                 _put_aside(path)
-            previous = _read_json(path / "run.json")
-            if previous is not None:
-                _refuse_changes(path, previous["recipe"], recipe)
+                previous = None
             incarnation = 1 if previous is None else int(previous["incarnation"]) + 1
             (path / "recipe.yaml").write_text(resolved, encoding="utf-8")
             write_json(path / "run.json", _describe(recipe, command, incarnation, previous))
-            yield cls(path=path, incarnation=incarnation, resumed=(path / "journal").exists())
+            yield cls(
+                path=path, incarnation=incarnation, extended=previous is not None and _end_of(previous["recipe"]) != _end_of(recipe.model_dump())
+            )
 
     @property
     def finished(self) -> bool:
-        """The run has ended by itself: summary.json says so."""
+        """The run has ended by itself, where the recipe still ends it: summary.json says so."""
         summary = _read_json(self.path / "summary.json")
-        return summary is not None and summary.get("phase") == "finished"
+        return summary is not None and summary.get("phase") == "finished" and not self.extended
 
     def first_incarnation(self) -> int:
         """The first incarnation of any role in this incarnation of the run: larger than any before."""
@@ -121,12 +132,21 @@ def _put_aside(path: Path) -> None:
             entry.rename(target / entry.name)
 
 
-def _refuse_changes(path: Path, before: dict[str, Any], recipe: Recipe) -> None:
+def _changes(before: dict[str, Any], recipe: Recipe) -> list[str]:
+    """What differs, of what a resume may not change: a line each."""
     old, new = dict(_leaves(before)), dict(_leaves(recipe.model_dump(mode="json")))
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(_FREE_TO_CHANGE)]
-    if changed:
-        lines = "\n".join(f"  {key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed)
-        raise ConfigError(f"{path} holds a run of another recipe:\n{lines}\nGive this run another name (name=...), or begin anew with --fresh")
+    return [f"  {key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed]
+
+
+def _has_results(path: Path) -> bool:
+    """A step was trained or an evaluation ended: nothing less is worth refusing a corrected recipe for."""
+    metrics = path / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def _end_of(recipe: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(recipe["run"][name] for name in ("steps", "epochs", "hours"))
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -180,5 +200,8 @@ def _processor() -> str:
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON ({error}): put it right, or begin anew under another name") from error
     return value

@@ -70,7 +70,10 @@ def _fold(run_dir: Path) -> RunState:
     described = run_dir / "run.json"
     if not described.exists():
         raise ConfigError(f"{run_dir} is no run directory: it has no run.json")
-    recipe = Recipe.model_validate(json.loads(described.read_text(encoding="utf-8"))["recipe"])
+    try:
+        recipe = Recipe.model_validate(json.loads(described.read_text(encoding="utf-8"))["recipe"])
+    except (ValueError, KeyError, TypeError) as error:  # pydantic's errors are ValueErrors
+        raise ConfigError(f"{described} does not describe a run of this version: {error}") from error
     state = RunState(BufferSettings.of(recipe, total_steps=recipe.run.steps), keep=None)
     state.keeps_data = False
     for location, record in journal.read(run_dir / "journal"):

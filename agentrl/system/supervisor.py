@@ -20,7 +20,7 @@ import psutil
 import trio
 
 from agentrl.buffer_api import BufferClient
-from agentrl.errors import ProcessDied
+from agentrl.errors import Failure, ProcessDied
 from agentrl.system.process import Exit, Launcher, Process, ProcessSpec, Role
 from retriever.transport import trio_client
 
@@ -144,11 +144,14 @@ class Supervisor:
         self._restarts.append(now)
         log.warning("%s died (%s): its tickets are lost and issued anew; restarting it", spec.name, end)
         await trio.sleep(BACKOFF_S[min(len(self._restarts), len(BACKOFF_S)) - 1])
-        await self.start(replace(spec, incarnation=self.next_incarnation()))
+        try:
+            await self.start(replace(spec, incarnation=self.next_incarnation()))
+        except ProcessDied as error:  # before it was ready: one more death, counted like any other
+            await self._restart(spec, Exit(failure=Failure.of(error)))
 
     def _obituary(self, spec: ProcessSpec, process: Process, end: Exit) -> str:
         silent = f" after it had not answered for {SILENT_AFTER_S:.0f} s" if self._watched[spec.name].silent else ""
-        return f"{spec.name} (pid {process.pid}) died{silent}: {end}. Last lines: {spec.log}"
+        return f"{spec.name} (pid {process.pid}) died{silent}: {end}. Last lines: {spec.log}. Go on with the same command"
 
     async def _hear_servers(self, http: httpx.AsyncClient) -> None:
         async def ask(watched: _Watched) -> None:
@@ -167,7 +170,7 @@ class Supervisor:
         heartbeats = (await self.buffer.status())["heartbeats"]
         for name, watched in self._watched.items():
             if watched.url is None and name in heartbeats:
-                watched.last_answer = time.monotonic() - heartbeats[name]["age_s"]
+                watched.last_answer = max(watched.last_answer, time.monotonic() - heartbeats[name]["age_s"])
 
 
 async def _all(act: Callable[[_Watched], Awaitable[None]], watched: list[_Watched]) -> None:

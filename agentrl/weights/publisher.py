@@ -109,15 +109,12 @@ class Publisher:
             await self._each(self._note_staging)
             live = [engine for engine in self._engines if not self._staged[engine.index]]
             await self._each(lambda engine: engine.pause(self._recipe.pause), live)
-            try:
-                await self._each(lambda engine: engine.begin_update())
-                for bucket in snapshot.buckets:
-                    last = bucket is snapshot.buckets[-1]
-                    await self._broadcast(group, bucket.header, bucket.flat, snapshot.version if last else None)
-                await self._each(self._end)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self._each(lambda engine: engine.continue_(), live)
+            await self._each(lambda engine: engine.begin_update())
+            for bucket in snapshot.buckets:
+                last = bucket is snapshot.buckets[-1]
+                await self._broadcast(group, bucket.header, bucket.flat, snapshot.version if last else None)
+            await self._each(self._end)
+            await self._each(lambda engine: engine.continue_(), live)
 
     async def _end(self, engine: EngineClient) -> None:
         if self._staged[engine.index]:
@@ -155,25 +152,33 @@ class Publisher:
         group = _Group(
             name=f"weights-{epoch}-{port}", port=port, world=1 + len(self._engines), backend=self._backend, timeout_s=self._recipe.deadline_s
         )
+        self._group = group  # before it is whole: what fails from here on is cleaned up with it
         async with trio.open_nursery() as nursery:
             for rank, engine in enumerate(self._engines, start=1):
                 nursery.start_soon(_call, lambda engine=engine, rank=rank: group.invite(engine, rank))
             await trio.to_thread.run_sync(group.join, abandon_on_cancel=True)
-        self._group = group
         return group
 
     async def _abandon_group(self) -> None:
-        """Destroy the group everywhere; engines that are gone or never joined do not matter."""
+        """Destroy the group everywhere; engines that are gone or never joined do not matter, nor does one keep the others waiting.
+
+        An engine without staged updates stays paused: it may hold half a version, until the next attempt brings it a whole one.
+        """
         group, self._group = self._group, None
-        with trio.CancelScope(shield=True), trio.move_on_after(_CLEANUP_DEADLINE_S):
-            for engine in self._engines:
-                for clean in (engine.end_update, engine.continue_) + ((lambda engine=engine: engine.destroy_group(group.name),) if group else ()):
-                    try:
-                        await clean()
-                    except EngineError as error:
-                        log.debug("cleaning up after a failed update: %s", error)
+
+        async def clean(engine: EngineClient) -> None:
+            with trio.move_on_after(_CLEANUP_DEADLINE_S):
+                await _unless_refused(engine.end_update)
+                if self._staged.get(engine.index, True):
+                    await _unless_refused(engine.continue_)
+                if group is not None:
+                    await _unless_refused(lambda: engine.destroy_group(group.name))
+
+        with trio.CancelScope(shield=True):
+            await self._each(clean)
             if group is not None:
-                await trio.to_thread.run_sync(group.leave, abandon_on_cancel=True)
+                with trio.move_on_after(_CLEANUP_DEADLINE_S):
+                    await trio.to_thread.run_sync(group.leave, abandon_on_cancel=True)
 
     async def _verify(self, snapshot: Snapshot) -> None:
         """Every engine holds exactly these bytes: ours are compared with what was sent, others with each other."""
@@ -252,6 +257,13 @@ class _Group:
         handle, self.handle = self.handle, None
         if handle is not None:
             leave_update_group(handle)
+
+
+async def _unless_refused(act: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await act()
+    except EngineError as error:
+        log.debug("cleaning up after a failed update: %s", error)
 
 
 async def _call(act: Callable[[], Awaitable[None]]) -> None:
