@@ -98,10 +98,12 @@ def test_ctrl_c_ends_the_run_after_its_step_with_a_checkpoint_and_the_same_comma
     assert_books_balance(run_dir, steps=6)
 
 
-def test_a_finished_run_is_not_begun_again_and_another_recipe_is_refused(tmp_path):
+def test_a_finished_run_is_not_begun_again_but_goes_on_to_more_steps_and_another_recipe_is_refused(tmp_path):
     run_dir = tmp_path / "done"
     assert finish(start(run_dir, "run.steps=1"), run_dir) == 0, output(run_dir)
     assert finish(start(run_dir, "run.steps=1"), run_dir) == 0
     assert "has finished" in output(run_dir)
-    assert finish(start(run_dir, "run.steps=1", "learner.learning_rate=5e-4"), run_dir) == 2
+    assert finish(start(run_dir, "run.steps=3"), run_dir) == 0
+    assert (status(run_dir)["phase"], status(run_dir)["step"]) == ("finished", 3)
+    assert finish(start(run_dir, "run.steps=3", "learner.learning_rate=5e-4"), run_dir) == 2
     assert "learner.learning_rate: 0.001 -> 0.0005" in output(run_dir)

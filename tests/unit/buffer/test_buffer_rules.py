@@ -159,7 +159,7 @@ def test_the_run_ends_when_too_many_of_the_last_tickets_fail_and_says_why(tmp_pa
     assert status["phase"] == "failed"
     assert status["halt"]["reason"] == (
         'TooManyFailures: 21 of the last 100 tickets failed: tool_error 14 (e.g. "trouble 20"), deadline 7 (e.g. "trouble 18"); '
-        "the recipe allows 20% (buffer.max_failed_share)"
+        "the recipe allows 20% (buffer.max_failed_share). More is in logs/worker-*.log"
     )
     assert [event["kind"] for event in player.buffer.events(0)][-2:] == ["failure", "phase"]
     assert player.buffer.take_tickets(WORKER, request=99, want=1).ended
