@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +20,15 @@ TINY = Path(__file__).parent / "recipes" / "tiny.yaml"
 START_DEADLINE_S = 120.0
 
 
-def start(run_dir: Path, *overrides: str, recipe: Path = TINY, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
+# What the preparing stage makes is the same for most runs of the tests: made once per session.
+_CACHE = tempfile.TemporaryDirectory(prefix="agentrl-tests-")
+
+
+def start(run_dir: Path, *overrides: str, recipe: Path = TINY, flags: Sequence[str] = (), own_cache: bool = False) -> subprocess.Popen[str]:
     """`agentrl run` in the background, its lines in `run_dir.log`."""
+    cache = run_dir.parent / ".cache"
+    if not own_cache and not cache.exists():
+        cache.symlink_to(_CACHE.name)
     command = [sys.executable, "-c", "from agentrl.cli import main; main()", "run", str(recipe), f"run.dir={run_dir.parent}", f"name={run_dir.name}"]
     with open(run_dir.with_suffix(".log"), "a", encoding="utf-8") as log:
         return subprocess.Popen(

@@ -58,7 +58,7 @@ DETERMINISTIC = TINY.with_name("deterministic.yaml")
 def runs(tmp_path_factory) -> tuple[Path, Path]:
     """Two runs of one recipe, side by side, each with everything made anew."""
     run_dirs = tmp_path_factory.mktemp("first") / "run", tmp_path_factory.mktemp("second") / "run"
-    for process, run_dir in [(start(run_dir, flags=[str(DETERMINISTIC)]), run_dir) for run_dir in run_dirs]:
+    for process, run_dir in [(start(run_dir, flags=[str(DETERMINISTIC)], own_cache=True), run_dir) for run_dir in run_dirs]:
         assert finish(process, run_dir) == 0, output(run_dir)
     return run_dirs
 

@@ -58,7 +58,7 @@ def slow_to_go() -> Iterator[list[psutil.Process]]:
     assert gone(processes, within_s=90.0)
 
 
-@pytest.mark.parametrize("launcher", ["ray", "local"])
+@pytest.mark.parametrize("launcher", ["ray", pytest.param("local", marks=pytest.mark.soak)])
 def test_a_killed_driver_leaves_no_process_and_the_same_command_goes_on_from_the_last_checkpoint(tmp_path, launcher, slow_to_go):
     run_dir = tmp_path / "killed"
     arguments = [f"run.launcher={launcher}", "run.steps=6"]
@@ -80,7 +80,7 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_goes_on_from_the
     assert_books_balance(run_dir, steps=6)
 
 
-def test_ctrl_c_ends_the_run_after_its_step_with_a_checkpoint_and_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_ends_the_run_with_a_checkpoint_the_same_command_goes_on_to_its_end_and_more_steps_beyond_it(tmp_path):
     run_dir = tmp_path / "stopped"
     first = start(run_dir, "run.steps=6", "checkpoint.every=100")
     wait_for(run_dir, BatchTrained, 2, first)
@@ -97,13 +97,10 @@ def test_ctrl_c_ends_the_run_after_its_step_with_a_checkpoint_and_the_same_comma
     assert [record.step for record in records(run_dir) if isinstance(record, Rollback)] == [stopped_at]  # nothing had to be done again
     assert_books_balance(run_dir, steps=6)
 
-
-def test_a_finished_run_is_not_begun_again_but_goes_on_to_more_steps_and_another_recipe_is_refused(tmp_path):
-    run_dir = tmp_path / "done"
-    assert finish(start(run_dir, "run.steps=1"), run_dir) == 0, output(run_dir)
-    assert finish(start(run_dir, "run.steps=1"), run_dir) == 0
+    # finished: the same command has nothing to do, another recipe is refused, more steps are gone on to
+    assert finish(start(run_dir, "run.steps=6", "checkpoint.every=100"), run_dir) == 0
     assert "has finished" in output(run_dir)
-    assert finish(start(run_dir, "run.steps=3"), run_dir) == 0
-    assert (status(run_dir)["phase"], status(run_dir)["step"]) == ("finished", 3)
-    assert finish(start(run_dir, "run.steps=3", "learner.learning_rate=5e-4"), run_dir) == 2
+    assert finish(start(run_dir, "run.steps=6", "learner.learning_rate=5e-4"), run_dir) == 2
     assert "learner.learning_rate: 0.001 -> 0.0005" in output(run_dir)
+    assert finish(start(run_dir, "run.steps=8"), run_dir) == 0, output(run_dir)
+    assert_books_balance(run_dir, steps=8)

@@ -8,6 +8,7 @@ warm_start      ──> warm/<key>/          trained weights, tokenizer copied i
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import logging
 import shutil
@@ -20,7 +21,6 @@ from agentrl import __version__
 from agentrl.config.recipe import ModelRecipe, Recipe
 from agentrl.data.tokenizer import train_tokenizer
 from agentrl.errors import ConfigError
-from agentrl.learner import build_model, warm_start
 from agentrl.resolve import resolve
 from agentrl.system.prepare import cache_key, file_digest, with_prepared
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
@@ -67,9 +67,15 @@ def _model(recipe: Recipe, cache: Path, progress: Callable[[str, int, int], None
     architecture = model.architecture
     assert architecture is not None
     tokenizer = _tokenizer(model, cache)
-    parts = [architecture.model_dump(), model.dtype, recipe.seed, _directory_digest(tokenizer), file_digest(Path(inspect.getfile(build_model)))]
+    parts = [architecture.model_dump(), model.dtype, recipe.seed, _directory_digest(tokenizer), _source_digest("agentrl.learner.build_model")]
     progress("model", 0, 1)
-    made = _once(cache / "model" / cache_key(*parts), lambda out: build_model.make_model(architecture, tokenizer, out, recipe.seed, model.dtype))
+
+    def make(out: Path) -> None:
+        from agentrl.learner.build_model import make_model  # torch: only where something is made
+
+        make_model(architecture, tokenizer, out, recipe.seed, model.dtype)
+
+    made = _once(cache / "model" / cache_key(*parts), make)
     progress("model", 1, 1)
     return made
 
@@ -100,14 +106,16 @@ def _warm_started(recipe: Recipe, model_dir: Path, cache: Path, progress: Callab
     settings = recipe.warm_start
     assert settings is not None
     rows = Path(settings.rows)
-    sources = file_digest(Path(inspect.getfile(warm_start)), rows)
+    sources = [_source_digest("agentrl.learner.warm_start"), file_digest(rows)]
     key = cache_key(settings.model_dump(exclude={"rows", "threads"}), _directory_digest(model_dir), sources, recipe.seed, __version__)
 
     def train(out: Path) -> None:
         def told(step: int, steps: int, loss: float) -> None:
             progress(f"warm start, loss {loss:.3f}", step, steps)
 
-        warm_start.warm_start(model_dir, rows, settings, out, recipe.seed, told)
+        from agentrl.learner.warm_start import warm_start  # torch: only where something is made
+
+        warm_start(model_dir, rows, settings, out, recipe.seed, told)
 
     return _once(cache / "warm" / key, train)
 
@@ -127,6 +135,14 @@ def _once(directory: Path, make: Callable[[Path], object]) -> Path:
             raise
         shutil.rmtree(temporary)
     return directory
+
+
+def _source_digest(module: str) -> str:
+    """Of a module's file, without importing it."""
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    return file_digest(Path(found.origin))
 
 
 def _directory_digest(directory: Path) -> str:
