@@ -6,6 +6,7 @@ Run as `python learner_rank.py RANK SIZE INIT_METHOD MODEL_DIR CHECKPOINTS OUT R
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def main() -> None:
     if ranks.first:
         Path(out).write_text(json.dumps(seen))
     ranks.leave()
+    os._exit(0)  # as agentrl.system.child ends: gloo's threads may abort while the interpreter is torn down
 
 
 if __name__ == "__main__":

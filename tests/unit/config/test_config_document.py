@@ -89,6 +89,7 @@ plain_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(plain_values)
 def test_what_is_dumped_is_read_back_the_same(written: object):
