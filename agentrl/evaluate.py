@@ -14,8 +14,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics.console import Console
-from agentrl.resolve import origin, resolve
-from agentrl.system.build import Cluster, refuse_unsupported, start_processes
+from agentrl.system.build import Cluster, environment_file, refuse_unsupported, start_processes
 from agentrl.system.driver import EVENTS_POLL_S, console_of, make_launcher, told
 from agentrl.system.prepare import prepare
 from agentrl.system.run import first_error, import_path
@@ -42,12 +41,12 @@ def evaluate(recipe: Recipe, *, checkpoint: Path) -> int:
         raise ConfigError(f"recipe {recipe.name} has no eval.sets: nothing to evaluate on")
     if not any((checkpoint / name).exists() for name in (_MANIFEST, _CONFIG)):
         raise ConfigError(f"--checkpoint {checkpoint}: neither a checkpoint ({_MANIFEST}) nor an exported model ({_CONFIG})")
-    environment_file = origin(resolve(recipe.env.factory))
+    found_in = environment_file(recipe)
     directory = _new_directory(Path(recipe.run.dir).resolve() / f"{recipe.name}.eval", checkpoint.name)
     model_dir = _exported(checkpoint, directory)
     os.chdir(directory)
     with console_of(recipe) as console:
-        evaluation = _Evaluation(_of_model(recipe, model_dir), directory, model_dir, environment_file, console)
+        evaluation = _Evaluation(_of_model(recipe, model_dir), directory, model_dir, found_in, console)
         try:
             trio.run(evaluation.main)
         except BaseExceptionGroup as group:

@@ -5,6 +5,7 @@ buffer ─> retriever, engines ─> workers, learner ranks
 
 from __future__ import annotations
 
+import inspect
 import socket
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import trio
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
+from agentrl.resolve import origin, resolve
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["Cluster", "refuse_unsupported", "start_processes"]
+__all__ = ["Cluster", "environment_file", "refuse_unsupported", "start_processes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,24 @@ def refuse_unsupported(recipe: Recipe) -> None:
         )
     if recipe.engine.urls:
         raise ConfigError("engine.urls: this version cannot attach to running servers; leave it empty")
+
+
+def environment_file(recipe: Recipe) -> str:
+    """The file that env.factory is in, found and looked at before anything is started.
+
+    Raises:
+        ConfigError: it cannot be found, or env.options are not the arguments it takes.
+    """
+    try:
+        factory: Any = resolve(recipe.env.factory)
+    except ConfigError as error:
+        raise ConfigError(f"env.factory: {error}") from error
+    options = {"retriever_url": ""} | recipe.env.options if recipe.retriever is not None else recipe.env.options
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"env.options do not fit {recipe.env.factory}: {error}") from error
+    return origin(factory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

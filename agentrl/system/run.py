@@ -18,8 +18,7 @@ from agentrl.errors import AgentRLError
 from agentrl.metrics.report import write_report
 from agentrl.metrics.sinks import open_sinks
 from agentrl.metrics.summary import summarise
-from agentrl.resolve import origin, resolve
-from agentrl.system.build import refuse_unsupported
+from agentrl.system.build import environment_file, refuse_unsupported
 from agentrl.system.driver import Driver, console_of
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.status import ledger_of, overlap_of
@@ -36,7 +35,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
     """
     refuse_unsupported(recipe)
     require_files(recipe)
-    environment_file = origin(resolve(recipe.env.factory))
+    found_in = environment_file(recipe)
     with RunDirectory.open(recipe, resolved=dump_recipe(recipe), command=command, fresh=fresh) as directory:
         if directory.finished:
             print(f"{directory.path} has finished: see {directory.path / 'report.html'}. Begin anew with --fresh, or give more run.steps")
@@ -50,7 +49,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
                 console=console,
                 sinks=sinks,
                 python_path=os.pathsep.join(import_path()),
-                environment_file=environment_file,
+                environment_file=found_in,
             )
             phase = _drive(driver)
         extra = {"phase": phase, "wall_s": time.monotonic() - started}

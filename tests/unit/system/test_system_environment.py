@@ -1,0 +1,31 @@
+"""What is looked at of a recipe's environment before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.recipe import Recipe
+from agentrl.errors import ConfigError
+from agentrl.system.build import environment_file
+
+BASE = {"name": "r", "run": {"steps": 1}, "model": {"path": "m"}, "tasks": {"train": [{"path": "t.jsonl"}]}}
+
+
+def looked_at(factory: str, **options: object) -> str:
+    return environment_file(Recipe.model_validate(BASE | {"env": {"factory": factory, "options": options}}))
+
+
+def test_the_file_of_the_environment_is_told():
+    assert Path(looked_at("envs.search:SearchEnv", max_turns=2)).name == "search.py"
+
+
+def test_an_environment_that_is_not_there_is_told_with_its_key():
+    with pytest.raises(ConfigError, match=r"env\.factory: expected module:Class, got 'nothing'"):
+        looked_at("nothing")
+
+
+def test_options_it_does_not_take_are_told_before_the_run_starts():
+    with pytest.raises(ConfigError, match=r"env\.options do not fit envs\.search:SearchEnv: got an unexpected keyword argument 'max_turn'"):
+        looked_at("envs.search:SearchEnv", max_turn=2)
