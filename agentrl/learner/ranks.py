@@ -41,7 +41,7 @@ class Ranks:
 
         Args:
             deadline_s: of meeting and of every collective after it. A rank that does not come, or freezes, ends the others with an
-                error after this time; the group then restarts from a checkpoint as a whole.
+                error after this time; the run ends, and its next start goes on from a checkpoint.
         """
         dist.init_process_group(_backend(device), init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
         return cls._here(device)

@@ -53,3 +53,14 @@ def test_a_killed_engine_ends_the_run_with_one_cause_that_names_it(tmp_path):
     assert "killed by signal 9" in said
     assert "logs/engine-0.log" in said
     assert "Go on with the same command" in said
+
+
+@pytest.mark.soak
+def test_after_an_engines_death_the_same_command_goes_on_to_the_end(tmp_path):
+    run_dir = tmp_path / "again"
+    process = start(run_dir, "run.steps=5")
+    wait_for(run_dir, BatchTrained, 1, process)
+    the("engine", family(process), run_dir).send_signal(signal.SIGKILL)
+    assert finish(process, run_dir) == 1, output(run_dir)
+    assert finish(start(run_dir, "run.steps=5"), run_dir) == 0, output(run_dir)
+    assert (status(run_dir)["phase"], status(run_dir)["step"]) == ("finished", 5)
