@@ -54,7 +54,7 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
         tokens = _with_advantages(batch, algorithm)
         useful_B = _has_gradient(tokens, entropy_weight)
         minibatches = _split(len(batch.trajectories), learner.mini_batches, learner.ppo_epochs, seed=mix(recipe.seed, step))
-        if algorithm.loss.form == "decoupled" and len(minibatches) > 1:
+        if algorithm.proximal == "recompute" and len(minibatches) > 1:
             tokens = _with_proximal(state, tokens, useful_B, learner.tokens_per_micro_batch)
     done: list[bool] = []
     for rows in minibatches:
@@ -73,7 +73,7 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
             tally.reduce()
             done.append(apply_gradients(state.optimizer, loss=tally.loss, learning_rate=rate, max_grad_norm=learner.max_grad_norm))
             if done[-1]:
-                tally.record_update(decoupled=algorithm.loss.form == "decoupled")
+                tally.record_update(decoupled=algorithm.proximal == "recompute")
             if done == [True]:
                 tally.record_gap()
     return done
@@ -81,7 +81,7 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
 
 def _with_advantages(batch: TrainingBatch, algorithm: AlgorithmRecipe) -> StepTokens:
     """The batch with each token's advantage and train mask. Advantage metrics are over generated tokens."""
-    advantages_B = group_relative_advantages(batch.rewards_B, batch.groups_B, normalise_by_std=algorithm.normalise_by_std)
+    advantages_B = group_relative_advantages(batch.rewards_B, batch.groups_B, normalise_by_std=algorithm.advantage.estimator == "grpo")
     advantages_N = batch.spread(advantages_B.float())
     train_mask_N = batch.train_mask(algorithm.max_token_age)
     generated = batch.loss_mask_N.sum().item()
@@ -136,11 +136,11 @@ def _policy_loss(
     logp_RT: Tensor, micro: MicroBatch, algorithm: AlgorithmRecipe, denominator: Tensor, *, one_update: bool
 ) -> tuple[Tensor, LossStats]:
     """The recipe's loss. With one update in the step the proximal policy is the current one, so no pass is spent on it."""
-    low, high = algorithm.loss.clip_low, algorithm.loss.clip_high
-    if algorithm.loss.form == "two_policy":
+    low, high = algorithm.loss.clip_low or 0.2, algorithm.loss.clip_high or 0.2
+    if algorithm.proximal == "behaviour":
         two = (logp_RT, micro.behaviour_RT, micro.advantages_RT, micro.train_mask_RT)
         return clipped_policy_loss(*two, clip_low=low, clip_high=high, denominator=denominator)
     proximal_RT = logp_RT.detach() if one_update else micro.proximal_RT
     three = (logp_RT, proximal_RT, micro.behaviour_RT, micro.advantages_RT, micro.train_mask_RT)
-    truncate = algorithm.importance.truncate
+    truncate = algorithm.importance.truncate or 2.0
     return decoupled_policy_loss(*three, clip_low=low, clip_high=high, truncate=truncate, denominator=denominator)

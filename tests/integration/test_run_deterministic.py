@@ -140,7 +140,7 @@ def update(policy: PolicyModel, optimizer: torch.optim.AdamW, episodes: list[Epi
     entropy_weight = entropy_coefficient(algorithm.entropy.coefficient, schedule=algorithm.entropy.schedule, progress=progress)
     rewards_B = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64)
     groups_B = torch.arange(len(episodes)) // recipe.rollout.group_size
-    advantages_B = group_relative_advantages(rewards_B, groups_B, normalise_by_std=algorithm.normalise_by_std).float()
+    advantages_B = group_relative_advantages(rewards_B, groups_B, normalise_by_std=True).float()
     generated = torch.tensor(sum(sum(episode.mask) for episode in episodes))
     lengths = [len(episode.token_ids) for episode in episodes]
     [micro_batches] = pack(range(len(episodes)), lengths, budget=learner.tokens_per_micro_batch, ranks=1)

@@ -1,0 +1,68 @@
+"""Combinations of sections that would do nothing, or the wrong thing, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.config.methods import CRITIC_ESTIMATORS
+
+__all__ = ["refused_combination"]
+
+Plain = Mapping[str, Any]  # a recipe as a map of sections
+
+# Estimators that compare a trajectory with the others of its group, and how large the group must be.
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "opo", "gpg", "grpo_passk", "gdpo", "reinforce_plus_plus_baseline")
+BASELINE_ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
+
+
+def refused_combination(recipe: Plain) -> str | None:
+    """What does not fit and what to do about it; None where everything does."""
+    return next((refused for check in CHECKS if (refused := check(recipe))), None)
+
+
+def _group_size(recipe: Plain) -> str | None:
+    name, size = recipe["algorithm"]["advantage"]["estimator"], recipe["rollout"]["group_size"]
+    if name in GROUP_ESTIMATORS + BASELINE_ESTIMATORS and size < 2:
+        return f"algorithm.advantage.estimator {name} needs rollout.group_size >= 2: a group of one has no baseline"
+    return None
+
+
+def _critic(recipe: Plain) -> str | None:
+    algorithm, critic = recipe["algorithm"], recipe["critic"]
+    name = algorithm["advantage"]["estimator"]
+    if name in CRITIC_ESTIMATORS and critic is None:
+        return f"algorithm.advantage.estimator {name} needs a critic: add a `critic` section (`critic: {{}}` for its defaults)"
+    if name not in CRITIC_ESTIMATORS and ":" not in name and critic is not None:
+        return f"there is a critic, and algorithm.advantage.estimator {name} does not use it: remove it, or set the estimator to gae"
+    if algorithm["gae_over_observations"] and critic is None:
+        return "algorithm.gae_over_observations is about the critic's advantages, and there is no critic"
+    return None
+
+
+def _lora(recipe: Plain) -> str | None:
+    lora = recipe["model"]["lora"]
+    if lora is not None and lora["publish"] == "adapters" and recipe["engine"]["kind"] == "embedded":
+        return "model.lora.publish adapters: the embedded engine takes full weights only; set it to merged"
+    if lora is not None and recipe["algorithm"]["kl"]["reference"] is not None:
+        return "algorithm.kl.reference: with model.lora the reference is the model without its adapters; leave it out"
+    return None
+
+
+def _reuse(recipe: Plain) -> str | None:
+    replay = recipe["buffer"]["replay"]
+    if replay["reuse"] > 1 and replay["fresh"] == 1.0:
+        return "buffer.replay.reuse > 1 does nothing while buffer.replay.fresh is 1: all of a batch is new; lower fresh"
+    if replay["reuse"] == 1 and replay["fresh"] < 1.0:
+        return "buffer.replay.fresh < 1 does nothing while buffer.replay.reuse is 1: no group is used again; raise reuse"
+    return None
+
+
+def _observations(recipe: Plain) -> str | None:
+    algorithm = recipe["algorithm"]
+    if algorithm["train_on_observations"] and algorithm["proximal"] == "interpolate":
+        return "algorithm.train_on_observations needs the learner's own log-probs of observations: set algorithm.proximal to behaviour or recompute"
+    return None
+
+
+CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations)

@@ -1,0 +1,91 @@
+"""The learner: optimizers, batches, weights, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seconds, Section, Share
+
+__all__ = ["CheckpointRecipe", "CriticRecipe", "LearnerRecipe", "ScheduleRecipe", "WeightsRecipe"]
+
+
+class ScheduleRecipe(Section):
+    """The learning rate over the run."""
+
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+    final_share: Share = 0.0
+    """Of the peak, at the end of the run (linear, cosine)."""
+    warmup: Annotated[float, Field(ge=0)] = 0.0
+    """Linear warm-up: steps where >= 1, share of the run where < 1."""
+
+
+class CriticRecipe(Section):
+    """A value model beside the policy, on the learner's ranks."""
+
+    path: str | None = None
+    """Directory or hub name: a causal model, or a reward model (a sequence or token classifier with one label), whose head becomes the value
+    head. By default the policy's initial weights with a new head."""
+    learning_rate: NonNegativeFloat = 1e-5
+    schedule: ScheduleRecipe = ScheduleRecipe()
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    clip: PositiveFloat = 0.5
+    """How far a value may move from the one at the start of the step before its loss is clipped (Schulman et al.'s PPO code)."""
+    mini_batches: Positive | None = None
+    """Optimizer updates per pass over a batch; by default learner.mini_batches."""
+    ppo_epochs: Positive | None = None
+    """Passes over a batch; by default learner.ppo_epochs."""
+    warmup_steps: NonNegative = 0
+    """Steps at the start of the run in which only the critic is trained."""
+
+
+class LearnerRecipe(Section):
+    """The learner: FSDP2 ranks."""
+
+    ranks: Positive = 1
+    groups_per_batch: Positive = 32
+    """G: groups of one step."""
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    schedule: ScheduleRecipe = ScheduleRecipe()
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    mini_batches: Positive = 1
+    """Optimizer updates per pass over a batch."""
+    ppo_epochs: Positive = 1
+    """Passes over a batch."""
+    tokens_per_micro_batch: Positive = 16384
+    """Padded tokens of one forward and backward pass of a rank."""
+    trajectories_per_micro_batch: Positive | None = None
+    """Cut by this number of trajectories instead."""
+    max_skipped_batches: Positive = 5
+    """Batches in a row without a finite update before the run ends."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Positive = 1
+    collective_deadline_s: Seconds = 120.0
+
+
+class WeightsRecipe(Section):
+    """Publishing weights to the engines: in buckets by a process group (`backend`), or by disk. `pause`: what happens to open requests."""
+
+    publish_every: Positive = 1
+    """Steps between versions; the last step always publishes."""
+    transport: Literal["group", "disk"] = "group"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    bucket_mb: Positive = 256
+    pause: Literal["retract", "abort"] = "retract"
+    deadline_s: Seconds = 60.0
+    """Per engine and version."""
+    keep_snapshots: bool = False
+    """Keep every published version as safetensors in the run directory (for exactness checks)."""
+
+
+class CheckpointRecipe(Section):
+    """Checkpoints. The newest `keep` are kept."""
+
+    every: Positive = 50
+    """Steps. Checkpoint 0 and the last step's are always written."""
+    keep: Positive = 2

@@ -1,0 +1,89 @@
+"""Where trajectories come from: engines and rollout workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.section import NonNegative, Positive, PositiveFloat, Seconds, Section
+
+__all__ = ["EngineRecipe", "LimitsRecipe", "OverLongRecipe", "RolloutRecipe"]
+
+
+class EngineRecipe(Section):
+    """The engines that generate. This version starts embedded ones only: `kind: sglang` validates, and a run of it ends with exit code 2."""
+
+    kind: Literal["embedded", "sglang"] = "embedded"
+    replicas: Positive = 1
+    urls: list[str] = []
+    """Running servers to attach to. This version refuses them: leave it empty."""
+    slots: Positive = 64
+    """Sequences generated at a time by an embedded engine."""
+    context_tokens: Positive = 4096
+    """Longest sequence; at least rollout.limits.context_tokens."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Positive = 1
+    python: str | None = None
+    """The Python that has sglang (engine.kind sglang): its own environment."""
+    options: dict[str, Any] = {}
+    """Further launch flags of SGLang."""
+
+
+class LimitsRecipe(Section):
+    """Token limits. Defaults are Search-R1's (max_start_length, max_response_length, max_obs_length, max_prompt_length)."""
+
+    prompt_tokens: Positive = 2048
+    completion_tokens: Positive = 500
+    """Per turn."""
+    observation_tokens: Positive = 500
+    """Per turn; cuts untrusted text only."""
+    context_tokens: Positive = 4096
+    """Prompt and all turns. The question is never cut off: the episode ends instead."""
+
+
+class OverLongRecipe(Section):
+    """A penalty for trajectories that come near a length limit (DAPO, Yu et al. 2025, eq. 13): a part `over_long` of the reward.
+
+    0 up to `limit_tokens - buffer_tokens` generated tokens, then falling linearly to `-factor` at `limit_tokens` and beyond.
+    """
+
+    limit_tokens: Positive
+    """Generated tokens of a trajectory."""
+    buffer_tokens: Positive
+    factor: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _room(self) -> OverLongRecipe:
+        if self.buffer_tokens > self.limit_tokens:
+            raise ValueError(f"over_long.buffer_tokens ({self.buffer_tokens}) must not exceed over_long.limit_tokens ({self.limit_tokens})")
+        return self
+
+
+class RolloutRecipe(Section):
+    """The rollout workers. `top_p` must be 1 and `top_k` -1: a truncated distribution would need a correction that is not there."""
+
+    workers: Positive = 1
+    concurrency: Positive = 128
+    """Episodes per worker at a time."""
+    group_size: Positive = 8
+    """n: trajectories per task."""
+    max_staleness: NonNegative = 2
+    """K: running + buffered + training groups <= (K+1) x groups_per_batch. 0 is the synchronous trainer."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: int = -1
+    limits: LimitsRecipe = LimitsRecipe()
+    over_long: OverLongRecipe | None = None
+    """A penalty that grows with length near a limit; by default none."""
+    episode_deadline_s: Seconds = 300.0
+    request_deadline_s: Seconds = 120.0
+    """Total deadline of one generation request, weight updates included."""
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> RolloutRecipe:
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                "top_p must be 1 and top_k -1 in training: behaviour log-probs are of log_softmax(logits / T), not of the truncated distribution"
+            )
+        return self

@@ -1,0 +1,83 @@
+"""The run as a whole: how long, evaluation, metrics, resources."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.section import Positive, Section
+from agentrl.config.tasks import TaskSource
+
+__all__ = ["EvalRecipe", "EvalSet", "MetricsRecipe", "ResourcesRecipe", "RunRecipe"]
+
+
+class RunRecipe(Section):
+    """Where and how long."""
+
+    dir: str = "runs"
+    """Runs are kept in `<dir>/<name>`."""
+    launcher: Literal["ray", "local"] = "ray"
+    """What starts the processes: Ray, or plain subprocesses. All of them run on one machine."""
+    ray_address: str | None = None
+    """Address of a Ray that runs already; by default a private one is started."""
+    steps: Positive | None = None
+    """End after this many steps. Exactly one of steps, epochs and hours is set."""
+    epochs: Annotated[float, Field(gt=0.0)] | None = None
+    """End after this many passes over the training tasks: steps = epochs x tasks / groups_per_batch, rounded down."""
+    hours: Annotated[float, Field(gt=0.0)] | None = None
+    """End after this much time, summed over resumes; schedules follow the share of it that has passed."""
+    deterministic: bool = False
+    """Bit-reproducible: one engine, one worker, one thread, K=0, fixed slots, fp32 on the CPU, exact search query by query, no evaluation."""
+    debug: bool = False
+    """Check the ledger's balance after every record."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> RunRecipe:
+        given = [name for name in ("steps", "epochs", "hours") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a run ends by exactly one of steps, epochs and hours; given: {', '.join(given) or 'none'}")
+        return self
+
+
+class EvalSet(Section):
+    """A held-out set."""
+
+    tasks: Annotated[list[TaskSource], Field(min_length=1)]
+    n: Positive = 1
+    """Trajectories per task."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy."""
+
+
+class EvalRecipe(Section):
+    """Evaluation on named held-out sets."""
+
+    sets: dict[str, EvalSet] = {}
+    every: Positive | None = None
+    """Steps between evaluations beside training. `initial` and `final`: whether one runs before it and one after it."""
+    initial: bool = True
+    final: bool = True
+    headline: str | None = None
+    """The set whose EM is the run's headline; by default the first."""
+
+
+class MetricsRecipe(Section):
+    """Where metrics go: metrics.jsonl always, the console, and trackers (`sinks`, under the name `project`; each needs its extra)."""
+
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    sinks: list[Literal["wandb", "tensorboard", "swanlab"]] = []
+    project: str = "agentrl"
+
+
+class ResourcesRecipe(Section):
+    """What the processes are placed on (Ray). CPUs are shares Ray books, not limits."""
+
+    engine_gpus: Annotated[float, Field(ge=0)] = 0
+    """Per engine."""
+    learner_gpus: Annotated[float, Field(ge=0)] = 0
+    """Per rank."""
+    engine_cpus: Annotated[float, Field(ge=0)] = 0
+    learner_cpus: Annotated[float, Field(ge=0)] = 0
+    worker_cpus: Annotated[float, Field(ge=0)] = 0
+    placement: Literal["pack", "spread"] = "pack"
