@@ -1,45 +1,81 @@
-"""Which trajectories go through the model together: right-padded micro-batches under a budget of padded tokens."""
+"""Which trajectories go through the model together: right-padded micro-batches, dealt to the ranks so that each has as much to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-__all__ = ["MicroBatches", "pack"]
+__all__ = ["MicroBatches", "RankTokens", "pack", "rank_tokens"]
 
 MicroBatches = tuple[tuple[int, ...], ...]  # rows of each micro-batch; an empty one is a dummy
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], *, budget: int, ranks: int) -> tuple[MicroBatches, ...]:
+def pack(rows: Sequence[int], lengths: Sequence[int], *, budget: int, ranks: int, count: int | None = None) -> tuple[MicroBatches, ...]:
     """Micro-batches of every rank.
 
-    Rows are sorted by length (ties by row) and dealt to the ranks to and fro, so that ranks get like amounts of work; each rank cuts its
-    rows so that (rows x longest) stays within the budget. Every rank gets the same number, at least one: where it has fewer, empty
-    micro-batches are appended, because each forward and backward pass is a collective of all ranks.
+    Rows are sorted by length (ties by row), and each goes to the rank that has the fewest tokens so far (Graham 1969, largest processing
+    time first): ranks end at most one row apart. Each rank cuts its rows where (rows x longest) would exceed the budget, or after `count`
+    rows. Every rank gets the same number of micro-batches, at least one: where it has fewer, empty ones are appended, because each
+    forward and backward pass is a collective of all ranks.
 
     Args:
         rows: rows to pack, each an index into `lengths`.
         budget: padded tokens of a micro-batch. A row longer than that goes alone.
+        count: trajectories of a micro-batch, whatever their lengths: where given, it stands in for the budget. No rank then gets
+            more than its even share of the rows, rounded up: there are as few micro-batches as there can be.
 
     Returns:
         For each rank its micro-batches, longest rows first: what needs the most memory comes first.
     """
     ordered = sorted(rows, key=lambda row: (-lengths[row], row))
-    dealt = [_cut(_hand(ordered, rank, ranks), lengths, budget) for rank in range(ranks)]
-    most = max(1, *(len(micro_batches) for micro_batches in dealt))
-    return tuple(tuple(micro_batches) + ((),) * (most - len(micro_batches)) for micro_batches in dealt)
+    dealt = _deal(ordered, lengths, ranks=ranks, most_rows=len(ordered) if count is None else -(-len(ordered) // ranks))
+    cut = [list(_cut(hand, lengths, budget=budget, count=count)) for hand in dealt]
+    most = max(1, *(len(micro_batches) for micro_batches in cut))
+    return tuple(tuple(micro_batches) + ((),) * (most - len(micro_batches)) for micro_batches in cut)
 
 
-def _hand(ordered: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """The rows of `rank` where 0, 1, .., n-1, n-1, .., 1, 0, 0, .. are dealt in turn."""
-    there, back = rank, 2 * ranks - 1 - rank
-    return [row for place, row in enumerate(ordered) if place % (2 * ranks) in (there, back)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTokens:
+    """Tokens of the rank that has the most and of the one that has the fewest, padding aside. All others wait for the first."""
+
+    most: int
+    fewest: int
+
+    @property
+    def spread(self) -> int:
+        """How far apart they are."""
+        return self.most - self.fewest
 
 
-def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[tuple[int, ...]]:
-    micro_batches: list[tuple[int, ...]] = []
+def rank_tokens(rows: Sequence[int], lengths: Sequence[int], packed: Sequence[MicroBatches]) -> tuple[RankTokens, RankTokens]:
+    """What balancing did: the ranks' tokens had the rows been split as they come, and as `pack` has split them.
+
+    As they come: consecutive pieces of like many rows, the first ones a row longer where the ranks do not divide them.
+    """
+    ranks = len(packed)
+    each, over = divmod(len(rows), ranks)
+    ends = [each * rank + min(rank, over) for rank in range(ranks + 1)]
+    before = [sum(lengths[row] for row in rows[ends[rank] : ends[rank + 1]]) for rank in range(ranks)]
+    after = [sum(lengths[row] for micro_batch in micro_batches for row in micro_batch) for micro_batches in packed]
+    return RankTokens(most=max(before), fewest=min(before)), RankTokens(most=max(after), fewest=min(after))
+
+
+def _deal(ordered: Sequence[int], lengths: Sequence[int], *, ranks: int, most_rows: int) -> list[list[int]]:
+    """The rows of each rank; a rank with `most_rows` gets no more."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    open_ranks = [(0, rank) for rank in range(ranks)]  # (tokens, rank), the least loaded first
+    for row in ordered:
+        tokens, rank = heapq.heappop(open_ranks)
+        hands[rank].append(row)
+        if len(hands[rank]) < most_rows:
+            heapq.heappush(open_ranks, (tokens + lengths[row], rank))
+    return hands
+
+
+def _cut(rows: Sequence[int], lengths: Sequence[int], *, budget: int, count: int | None) -> Iterator[tuple[int, ...]]:
     start = 0
     while start < len(rows):
-        fit = max(1, budget // max(1, lengths[rows[start]]))  # the first row is the longest of those that follow
-        micro_batches.append(tuple(rows[start : start + fit]))
+        fit = max(1, budget // max(1, lengths[rows[start]])) if count is None else count  # the first row is the longest of those that follow
+        yield tuple(rows[start : start + fit])
         start += fit
-    return micro_batches
