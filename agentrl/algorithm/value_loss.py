@@ -30,7 +30,7 @@ def value_losses(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, *
     plain_BT = (values_BT - returns_BT).square()
     if clip is None:
         return 0.5 * plain_BT, torch.zeros_like(plain_BT, dtype=torch.bool)
-    near_BT = torch.minimum(torch.maximum(values_BT, old_values_BT - clip), old_values_BT + clip)
+    near_BT = values_BT.clamp(old_values_BT - clip, old_values_BT + clip)
     clipped_BT = (near_BT - returns_BT).square()
     return 0.5 * torch.maximum(plain_BT, clipped_BT), clipped_BT > plain_BT
 
