@@ -38,7 +38,7 @@ class Denominators:
 def aggregate(values_BT: Tensor, mask_BT: Tensor, *, how: str, denominators: Denominators) -> Tensor:
     """One number (0-d) of the values inside the mask; adding it up over the parts of an update gives the update's.
 
-    token_mean                sum of all / tokens (DAPO, Yu et al. 2025, eq. 8)
+    token_mean                sum of all / tokens (DAPO, Yu et al. 2025)
     token_sum                 sum of all
     seq_mean_token_sum        sum of all / sequences
     seq_mean_token_sum_norm   sum of all / (sequences * horizon) (Dr. GRPO, Liu et al. 2025)

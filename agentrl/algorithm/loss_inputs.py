@@ -53,7 +53,7 @@ class TokenLosses:
     values_BT: Tensor  # with gradient; the importance weight is in it
     clipped_low_BT: Tensor  # bool: a lower bound took the token's gradient (cispo: set its weight)
     clipped_high_BT: Tensor  # bool: an upper bound did
-    capped_BT: Tensor  # bool: a cap on the ratio acted: the dual clip of ppo, the truncation of dppo
+    capped_BT: Tensor  # bool: the loss's further bound acted: the dual clip of ppo, the truncation of dppo, the selection of clip_cov and kl_cov
 
     @classmethod
     def free(cls, values_BT: Tensor) -> TokenLosses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithm.aggregation import token_mean
+from agentrl.algorithm.covariance import clip_cov_selection, kl_cov_selection
 from agentrl.algorithm.importance import MAX_LOG_RATIO, truncated_weights
 from agentrl.algorithm.loss_inputs import LossInputs, TokenLosses
+from agentrl.algorithm.sequence_losses import gmpo, gspo
+from agentrl.algorithm.soft_losses import cispo, dppo_kl, dppo_tv, dro, sapo
 from agentrl.errors import ConfigError
 from agentrl.resolve import resolve
 
@@ -29,9 +32,11 @@ __all__ = [
     "LossStats",
     "PolicyLoss",
     "TokenLosses",
+    "clip_cov",
     "clipped_policy_loss",
     "decoupled_policy_loss",
     "find_loss",
+    "kl_cov",
     "ppo",
     "reinforce",
 ]
@@ -52,7 +57,8 @@ class PolicyLoss:
         Raises:
             ConfigError: one is not known, missing or out of range.
         """
-        chosen = inspect.signature(self.selection).parameters if self.selection else {}
+        parameters = inspect.signature(self.selection).parameters.values() if self.selection else ()
+        chosen = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
         of_selection = {name: value for name, value in arguments.items() if name in chosen}
         losses = functools.partial(self.function, **{name: value for name, value in arguments.items() if name not in chosen})
         select = functools.partial(self.selection, **of_selection) if self.selection else None
@@ -100,8 +106,8 @@ def ppo(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, du
     """PPO's clipped surrogate: -w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (Schulman et al. 2017, eq. 7).
 
     Args:
-        clip_high: above `clip_low` it is DAPO's clip-higher (Yu et al. 2025, eq. 10).
-        dual_clip: where A < 0, no token's loss exceeds dual_clip * |A| (Ye et al. 2020, eq. 5); verl's default is 3.
+        clip_high: above `clip_low` it is DAPO's clip-higher (Yu et al. 2025).
+        dual_clip: where A < 0, no token's loss exceeds dual_clip * |A| (Ye et al. 2020, arXiv 1912.09729); verl's default is 3.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip is a bound of the ratio above 1, got {dual_clip:g}")
@@ -129,6 +135,33 @@ def reinforce(inputs: LossInputs) -> TokenLosses:
     return TokenLosses.free(-inputs.weights_BT * inputs.advantages_BT * inputs.logp_BT)
 
 
+def clip_cov(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
+    """Clip-Cov: `ppo` without the tokens that `clip_cov_selection` chose (Cui et al. 2025, arXiv 2505.22617)."""
+    selected_BT = _selected(inputs)
+    losses = ppo(inputs, clip_low=clip_low, clip_high=clip_high)
+    return replace(losses, values_BT=losses.values_BT.masked_fill(selected_BT, 0.0), capped_BT=selected_BT)
+
+
+def kl_cov(inputs: LossInputs, *, kl_coefficient: float = 0.1) -> TokenLosses:
+    """KL-Cov: -w (r A - kl_coefficient |log r|), the penalty on the tokens that `kl_cov_selection` chose only (Cui et al. 2025).
+
+    There is no clipping. The coefficient is verl's; the paper has 1.
+    """
+    if kl_coefficient <= 0:
+        raise ValueError(f"kl_coefficient must be positive, got {kl_coefficient:g}")
+    selected_BT = _selected(inputs)
+    inputs = inputs.masked()
+    penalty_BT = kl_coefficient * inputs.log_ratio_BT.abs() * selected_BT
+    values_BT = -inputs.weights_BT * (inputs.ratio_BT * inputs.advantages_BT - penalty_BT)
+    return replace(TokenLosses.free(values_BT), capped_BT=selected_BT)
+
+
+def _selected(inputs: LossInputs) -> Tensor:
+    if inputs.selected_BT is None:
+        raise ValueError("this loss needs selected_BT: choose the tokens with the loss's selection, once per update")
+    return inputs.selected_BT.bool() & (inputs.mask_BT != 0)
+
+
 def _from_outside(name: str, function: Callable[..., Tensor | TokenLosses]) -> Callable[..., TokenLosses]:
     @functools.wraps(function)
     def losses(inputs: LossInputs, **options: Any) -> TokenLosses:
@@ -145,6 +178,15 @@ def _from_outside(name: str, function: Callable[..., Tensor | TokenLosses]) -> C
 POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType(
     {
         "ppo": PolicyLoss(function=ppo),
+        "gspo": PolicyLoss(function=gspo, aggregation="seq_mean_token_mean"),
+        "cispo": PolicyLoss(function=cispo),
+        "gmpo": PolicyLoss(function=gmpo, aggregation="seq_mean_token_mean"),
+        "sapo": PolicyLoss(function=sapo, aggregation="seq_mean_token_mean"),
+        "dppo_tv": PolicyLoss(function=dppo_tv),
+        "dppo_kl": PolicyLoss(function=dppo_kl),
+        "dro": PolicyLoss(function=dro),
+        "clip_cov": PolicyLoss(function=clip_cov, selection=clip_cov_selection),
+        "kl_cov": PolicyLoss(function=kl_cov, selection=kl_cov_selection),
         "reinforce": PolicyLoss(function=reinforce, ratio=False),
         "gpg": PolicyLoss(function=reinforce, ratio=False),
     }
