@@ -57,7 +57,7 @@ def dppo_tv(inputs: LossInputs, *, clip_low: float = 0.15, clip_high: float = 0.
         truncate: of the ratio. The paper wants it large (section 5.4).
     """
     inputs = inputs.masked()
-    moved_BT = _probability(inputs.logp_BT) - _probability(inputs.old_BT)
+    moved_BT = inputs.logp_BT.detach().exp() - inputs.old_BT.exp()
     return _kept_inside(inputs, beyond_low_BT=moved_BT < -clip_low, beyond_high_BT=moved_BT > clip_high, truncate=truncate)
 
 
@@ -68,7 +68,8 @@ def dppo_kl(inputs: LossInputs, *, clip_low: float = 0.05, clip_high: float = 0.
     those of verl's example.
     """
     inputs = inputs.masked()
-    now_BT, before_BT = _probability(inputs.logp_BT), _probability(inputs.old_BT)
+    # Rounding may leave a log-prob a little above 0, and a probability above 1 has no divergence.
+    now_BT, before_BT = (logp_BT.detach().clamp(max=0).exp() for logp_BT in (inputs.logp_BT, inputs.old_BT))
     others_BT = ((1 - before_BT + LOG_EPS) / (1 - now_BT + LOG_EPS)).log()
     divergence_BT = before_BT * (inputs.old_BT - inputs.logp_BT.detach()) + (1 - before_BT) * others_BT
     beyond_low_BT = (divergence_BT > clip_low) & (now_BT < before_BT)
@@ -87,11 +88,6 @@ def dro(inputs: LossInputs, *, beta: float = 0.05) -> TokenLosses:
     inputs = inputs.masked()
     objective_BT = inputs.advantages_BT * inputs.logp_BT - 0.5 * beta * inputs.log_ratio_BT.square()
     return TokenLosses.free(-inputs.weights_BT * objective_BT)
-
-
-def _probability(logp_BT: Tensor) -> Tensor:
-    """exp, without gradient. Rounding may leave a log-prob a little above 0, and a probability above 1 has no divergence."""
-    return logp_BT.detach().clamp(max=0).exp()
 
 
 def _kept_inside(inputs: LossInputs, *, beyond_low_BT: Tensor, beyond_high_BT: Tensor, truncate: float) -> TokenLosses:
