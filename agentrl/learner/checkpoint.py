@@ -2,8 +2,10 @@
 
     checkpoints/i0001-s00000050/        learner incarnation 1, step 50
         manifest.json                   id, step, mark in the journal, size and sha256 of every other file
-        state/                          torch.distributed.checkpoint: weights, optimizer moments, random state; for any number of ranks
-        model/                          model configuration and tokenizer: with state/ enough for an export
+        state/                          torch.distributed.checkpoint: trained weights and optimizer moments of the policy and the critic,
+                                        controllers, random state; for any number of ranks
+        model/                          model configuration and tokenizer: with state/ enough for an export. With LoRA state/ holds
+                                        the adapters only, and `base.json` says which model they belong to
 
 `write` captures the state; between it and `commit` the caller brings the journal to the disk, up to the mark that `commit` puts into the
 manifest. A crash at any point leaves either the whole checkpoint or a temporary directory that `prune` removes. All ranks write into
@@ -15,36 +17,46 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM
 
 from agentrl.buffer_api import JournalMark
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, ConfigError
 from agentrl.faults import point
+from agentrl.learner.backbone import load_pretrained
 from agentrl.learner.learner import Learner
+from agentrl.learner.lora import Adapters, base_fingerprint
 from agentrl.learner.model_directory import copy_tokenizer
+from agentrl.learner.state import Controllers
 
 __all__ = ["Manifest", "Pending", "commit", "load", "manifests", "prune", "read", "read_weights", "write"]
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_MANIFEST, _STATE, _MODEL, _TEMPORARY = "manifest.json", "state", "model", ".tmp-"
+_MANIFEST, _STATE, _MODEL, _BASE, _TEMPORARY = "manifest.json", "state", "model", "base.json", ".tmp-"
+
+_CRITIC = "critic_"  # before the names of its entries in the state
+
+# Entries a checkpoint may be without: those of versions before them, and of learners on another device, are.
+_OPTIONAL = frozenset({"controllers", "random_cuda"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +122,7 @@ def write(learner: Learner, root: Path, step: int, learner_incarnation: int) -> 
         if learner.ranks.first:
             shutil.rmtree(pending.temporary, ignore_errors=True)
             copy_tokenizer(learner.model_dir, pending.temporary / _MODEL, model=True)
+            _tell_base(learner, pending.temporary / _MODEL)
         learner.ranks.barrier()
         save_state(_state(learner), checkpoint_id=pending.temporary / _STATE)
     except (OSError, CheckpointException) as error:  # the second is not even an Exception
@@ -190,35 +203,45 @@ def read(path: Path) -> Manifest:
 def load(learner: Learner, manifest: Manifest) -> None:
     """Bring the learner to the state of a checkpoint written by any number of ranks. Collective.
 
-    The manifest is one of `manifests`, which has verified the files.
+    The manifest is one of `manifests`, which has verified the files. A checkpoint may hold more than the recipe has use for (a critic);
+    controllers it does not have stay as they are.
 
     Raises:
-        CheckpointError: it is a checkpoint of another model.
+        CheckpointError: it is a checkpoint of another model, or of a run without what the recipe trains.
     """
-    state = _state(learner)
+    held = {name.partition(".")[0] for name in _stored(manifest)}
+    _require_fit(learner, manifest, held)
+    state = {name: entry for name, entry in _state(learner).items() if name in held or name not in _OPTIONAL}
     try:
         load_state(state, checkpoint_id=manifest.path / _STATE)
     except (CheckpointException, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{manifest.path} does not fit the model in {learner.model_dir}: {error}") from error
+    _restore_controllers(learner.state.controllers, state.get("controllers", {}))
     torch.set_rng_state(state["random"])
-    for module in learner.state.policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # gathered copies of the old weights must not be used
+    if "random_cuda" in state:
+        torch.cuda.set_rng_state(state["random_cuda"])
+    for model in (learner.state.policy, learner.state.critic):
+        for module in model.modules() if model is not None else ():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # gathered copies of the old weights must not be used
 
 
 def read_weights(manifest: Manifest) -> dict[str, Tensor]:
-    """Full weights in float32 on the CPU, without a process group."""
-    reader = FileSystemReader(manifest.path / _STATE)
-    known = reader.read_metadata().state_dict_metadata
+    """Full weights of the policy in float32 on the CPU, without a process group. Adapters are merged into the model they belong to.
+
+    Raises:
+        CheckpointError: that model is not where it was, or is another one now.
+    """
     weights = {
         name.removeprefix("weights."): torch.empty(told.size)
-        for name, told in known.items()
+        for name, told in _stored(manifest).items()
         if name.startswith("weights.") and isinstance(told, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it loads in a single process, as it is asked to
-        load_state({"weights": weights}, storage_reader=reader, no_dist=True)
-    return weights
+        load_state({"weights": weights}, storage_reader=FileSystemReader(manifest.path / _STATE), no_dist=True)
+    base = _base(manifest)
+    return weights if base is None else _merged(base, weights, manifest)
 
 
 def prune(root: Path, keep: int) -> None:
@@ -232,12 +255,86 @@ def prune(root: Path, keep: int) -> None:
 
 def _state(learner: Learner) -> dict[str, Any]:
     """The live tensors by name: saved from, and loaded into, in place."""
-    weights, moments = dict(learner.state.policy.named_weights()), learner.state.optimizer.state
-    return {
-        "weights": {name: parameter.detach() for name, parameter in weights.items()},
-        **{entry: {name: moments[weight][entry] for name, weight in weights.items()} for entry in ("exp_avg", "exp_avg_sq", "step")},
+    state, ranks = learner.state, learner.ranks
+    entries = _trained("", state.policy.named_weights(), state.optimizer)
+    if state.critic is not None and state.critic_optimizer is not None:
+        entries |= _trained(_CRITIC, state.critic.named_weights(), state.critic_optimizer)
+    if ranks.device.type == "cuda":
+        entries["random_cuda"] = torch.cuda.get_rng_state()
+    kl_coefficient, scale = state.controllers.kl_coefficient, state.controllers.learning_rate_scale
+    controllers = {"kl_coefficient": math.nan if kl_coefficient is None else kl_coefficient, "learning_rate_scale": scale}
+    return entries | {
+        "controllers": {name: torch.tensor(value, dtype=torch.float64) for name, value in controllers.items()},
         "random": torch.get_rng_state(),
     }
+
+
+def _trained(prefix: str, named_weights: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.AdamW) -> dict[str, Any]:
+    weights = dict(named_weights)
+    return {
+        f"{prefix}weights": {name: parameter.detach() for name, parameter in weights.items()},
+        **{
+            f"{prefix}{entry}": {name: optimizer.state[weight][entry] for name, weight in weights.items()}
+            for entry in ("exp_avg", "exp_avg_sq", "step")
+        },
+    }
+
+
+def _restore_controllers(controllers: Controllers, held: Mapping[str, Tensor]) -> None:
+    """A coefficient is taken up where the run has an adaptive one, and had one when the checkpoint was written."""
+    values = {name: tensor.item() for name, tensor in held.items()}
+    controllers.learning_rate_scale = values.get("learning_rate_scale", controllers.learning_rate_scale)
+    coefficient = values.get("kl_coefficient", math.nan)
+    if controllers.kl_coefficient is not None and not math.isnan(coefficient):
+        controllers.kl_coefficient = coefficient
+
+
+def _stored(manifest: Manifest) -> dict[str, Any]:
+    """What `state/` holds, by name."""
+    return FileSystemReader(manifest.path / _STATE).read_metadata().state_dict_metadata
+
+
+def _require_fit(learner: Learner, manifest: Manifest, held: set[str]) -> None:
+    if learner.state.critic is not None and f"{_CRITIC}weights" not in held:
+        raise CheckpointError(f"{manifest.path} has no critic, and the recipe trains one: start a new run, or take `critic` out of the recipe")
+    base, adapters = _base(manifest), learner.state.policy.adapters
+    if base is None and adapters is not None:
+        raise CheckpointError(f"{manifest.path} holds all weights, and the recipe trains adapters: start a new run, or take out model.lora")
+    if base is not None and adapters is None:
+        raise CheckpointError(f"{manifest.path} holds LoRA adapters, and the recipe has no model.lora")
+    if base is not None and adapters is not None and base.adapters != adapters:
+        raise CheckpointError(f"{manifest.path} holds adapters {base.adapters} of {base.path}; the recipe makes {adapters}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Base:
+    """The model that a checkpoint's adapters belong to: `base.json`."""
+
+    path: str
+    adapters: Adapters
+
+
+def _tell_base(learner: Learner, directory: Path) -> None:
+    if (adapters := learner.state.policy.adapters) is not None:
+        (directory / _BASE).write_text(json.dumps(asdict(_Base(path=str(learner.model_dir.absolute()), adapters=adapters)), indent=1))
+
+
+def _base(manifest: Manifest) -> _Base | None:
+    file = manifest.model_dir / _BASE
+    if not file.is_file():
+        return None
+    told = json.loads(file.read_text())
+    return _Base(path=told["path"], adapters=Adapters(**told["adapters"]))
+
+
+def _merged(base: _Base, adapters: Mapping[str, Tensor], manifest: Manifest) -> dict[str, Tensor]:
+    try:
+        weights = dict(load_pretrained(AutoModelForCausalLM, base.path, attention="eager").named_parameters())
+    except ConfigError as error:
+        raise CheckpointError(f"{manifest.path} holds LoRA adapters; the model they belong to is not in {base.path} any more: {error}") from error
+    if base_fingerprint(weights.items()) != base.adapters.base:
+        raise CheckpointError(f"{manifest.path} holds LoRA adapters; the model in {base.path} is not the one they were trained on")
+    return {name: weight.detach() for name, weight in base.adapters.merged(weights.items(), adapters)}
 
 
 def _committed(root: Path) -> list[Path]:

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.learner.batch import TrainingBatch
+from agentrl.learner.critic import CriticModel
+from agentrl.learner.model_directory import require_same_tokens
 from agentrl.learner.optimizer import make_optimizer
 from agentrl.learner.policy import PolicyModel
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.train_step import LearnerState, train_step
+from agentrl.learner.reference import Reference
+from agentrl.learner.state import Controllers, LearnerState
+from agentrl.learner.train_step import train_step
 from agentrl.record import Recorder, phase, record
 from agentrl.wire import encode_trajectory, pack
 
@@ -49,17 +52,18 @@ class Learner:
 
     @classmethod
     def build(cls, recipe: Recipe, model_dir: Path, ranks: Ranks, run_dir: Path) -> Learner:
-        """Load the model, shard it over the ranks (also over one), make the optimizer.
+        """Load the models the recipe wants, shard each over the ranks (also over one), make the optimizers.
 
         Args:
+            model_dir: the run's initial weights: of the policy, and by default of the critic and the reference.
             run_dir: batches whose update was skipped are kept in its `skipped/`.
+
+        Raises:
+            ConfigError: a model does not load, does not fit, or reads another tokenizer than the policy.
         """
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
-        policy = PolicyModel.load(model_dir, attention=recipe.model.attention, gradient_checkpointing=recipe.model.gradient_checkpointing)
-        policy.shard(ranks, recipe.model)
-        state = LearnerState(policy=policy, optimizer=make_optimizer(policy, recipe.learner), ranks=ranks)
-        return cls(recipe, model_dir, run_dir, state)
+        return cls(recipe, model_dir, run_dir, _state(recipe, model_dir, ranks))
 
     @property
     def ranks(self) -> Ranks:
@@ -95,7 +99,9 @@ class Learner:
         )
 
     def gather(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Full copies of the weights, bucket by bucket, in the model's order, tied ones once, in the dtype of the recipe.
+        """Full copies of the policy's weights, bucket by bucket, in the model's order, tied ones once, in the dtype of the recipe.
+
+        Adapters are merged in: what leaves the learner is a plain model, whose weights have the names they had.
 
         Every rank iterates to the end; rank 0 gets the tensors, on the CPU, the others empty lists. Memory: one bucket.
 
@@ -105,9 +111,7 @@ class Learner:
         dtype = getattr(torch, self.recipe.model.dtype)
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, parameter in self.state.policy.named_weights():
-            full = parameter.detach()
-            full = full.full_tensor() if isinstance(full, DTensor) else full
+        for name, full in self.state.policy.full_weights():
             size += full.numel() * dtype.itemsize
             if self.ranks.first:
                 bucket.append((name, full.to(device="cpu", dtype=dtype, copy=True)))
@@ -130,3 +134,46 @@ class Learner:
         groups = batch.groups_B.tolist()
         path.write_bytes(pack([[group, encode_trajectory(trajectory)] for group, trajectory in zip(groups, batch.trajectories, strict=True)]))
         log.warning("step %d: an update was skipped because its loss or gradient norm is not finite; its batch is in %s", step, path)
+
+
+def _state(recipe: Recipe, model_dir: Path, ranks: Ranks) -> LearnerState:
+    model, learner = recipe.model, recipe.learner
+    policy = PolicyModel.load(model_dir, attention=model.attention, gradient_checkpointing=model.gradient_checkpointing, lora=model.lora)
+    policy.shard(ranks, model.dtype)
+    optimizer = make_optimizer(policy, learning_rate=learner.learning_rate, betas=learner.betas, weight_decay=learner.weight_decay)
+    critic, critic_optimizer = _critic(recipe, model_dir, ranks)
+    reference = _reference(recipe, model_dir, ranks, policy)
+    kl = recipe.algorithm.kl
+    controllers = Controllers(kl_coefficient=kl.coefficient if kl.controller == "adaptive" else None)
+    return LearnerState(
+        policy=policy,
+        optimizer=optimizer,
+        ranks=ranks,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+        reference=reference,
+        controllers=controllers,
+    )
+
+
+def _critic(recipe: Recipe, model_dir: Path, ranks: Ranks) -> tuple[CriticModel, torch.optim.AdamW] | tuple[None, None]:
+    if recipe.critic is None:
+        return None, None
+    settings, model = recipe.critic, recipe.model
+    if settings.path is not None:
+        require_same_tokens(model_dir, settings.path, key="critic.path")
+    critic = CriticModel.load(settings.path or model_dir, attention=model.attention, gradient_checkpointing=model.gradient_checkpointing)
+    critic.shard(ranks, model.dtype)
+    return critic, make_optimizer(critic, learning_rate=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def _reference(recipe: Recipe, model_dir: Path, ranks: Ranks, policy: PolicyModel) -> Reference | None:
+    """Where KL is measured. With LoRA and no path, the base under the adapters is the run's initial model."""
+    kl, model = recipe.algorithm.kl, recipe.model
+    if kl.where == "none":
+        return None
+    if kl.reference is not None:
+        require_same_tokens(model_dir, kl.reference, key="algorithm.kl.reference")
+    elif policy.adapters is not None:
+        return Reference(policy)
+    return Reference.load(kl.reference or model_dir, ranks, dtype=model.dtype, attention=model.attention)

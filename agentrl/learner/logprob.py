@@ -14,17 +14,25 @@ CHUNK_ELEMENTS = 1 << 24
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS
-) -> tuple[Tensor, Tensor]:
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    *,
+    sum_pi_squared: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, ...]:
     """log p and entropy (nats) of softmax(hidden weight^T / temperature), in float32; both carry gradients.
 
     Args:
         targets_N: the token each row's log-prob is wanted of.
         temperature_N: of each row, > 0.
+        sum_pi_squared: answer a third [N]: the sum over the vocabulary of squared probabilities, without gradient.
         chunk_elements: logits that exist at a time.
     """
-    logp_N, entropy_N = _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature_N, max(1, chunk_elements // len(weight_VH)))  # type: ignore[no-untyped-call]
-    return logp_N, entropy_N
+    rows = max(1, chunk_elements // len(weight_VH))
+    told: tuple[Tensor, ...] = _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature_N, rows, sum_pi_squared)  # type: ignore[no-untyped-call]
+    return told
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -34,25 +42,32 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, rows: int, squares: bool
+    ) -> tuple[Tensor, ...]:
         logp_N = hidden_NH.new_empty(len(hidden_NH), dtype=torch.float32)
-        entropy_N, normaliser_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
+        entropy_N, normaliser_N, squared_N = torch.empty_like(logp_N), torch.empty_like(logp_N), torch.empty_like(logp_N)
         for part in _chunks(len(hidden_NH), rows):
             logits_CV = _logits(hidden_NH[part], weight_VH, temperature_N[part])
             normaliser_N[part] = logits_CV.logsumexp(-1)
             logp_N[part] = logits_CV.gather(-1, targets_N[part, None])[:, 0] - normaliser_N[part]
             probability_CV = (logits_CV - normaliser_N[part, None]).exp_()
             entropy_N[part] = normaliser_N[part] - torch.linalg.vecdot(probability_CV, logits_CV)
+            if squares:
+                squared_N[part] = torch.linalg.vecdot(probability_CV, probability_CV)
         ctx.rows = rows
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, temperature_N, normaliser_N, entropy_N)
-        return logp_N, entropy_N
+        if not squares:
+            return logp_N, entropy_N
+        ctx.mark_non_differentiable(squared_N)
+        return logp_N, entropy_N, squared_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        logp_grad_N, entropy_grad_N = gradients
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logp_grad_N, entropy_grad_N = gradients[:2]
         hidden_NH, weight_VH, targets_N, temperature_N, normaliser_N, entropy_N = ctx.saved_tensors
         hidden_grad_NH = torch.empty_like(hidden_NH)
-        weight_grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        weight_grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None  # None: frozen
         for part in _chunks(len(hidden_NH), ctx.rows):
             logp_CV = _logits(hidden_NH[part], weight_VH, temperature_N[part]).sub_(normaliser_N[part, None])
             probability_CV = logp_CV.exp()
@@ -61,8 +76,9 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_CV.scatter_add_(-1, targets_N[part, None], logp_grad_N[part, None])
             grad_CV = grad_CV.div_(temperature_N[part, None]).to(hidden_NH.dtype)
             hidden_grad_NH[part] = grad_CV @ weight_VH
-            weight_grad_VH += grad_CV.T @ hidden_NH[part]
-        return hidden_grad_NH, weight_grad_VH.to(weight_VH.dtype), None, None, None
+            if weight_grad_VH is not None:
+                weight_grad_VH += grad_CV.T @ hidden_NH[part]
+        return hidden_grad_NH, None if weight_grad_VH is None else weight_grad_VH.to(weight_VH.dtype), None, None, None, None
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature_C: Tensor) -> Tensor:

@@ -6,7 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-__all__ = ["copy_tokenizer"]
+from tokenizers import Tokenizer
+
+from agentrl.errors import ConfigError
+
+__all__ = ["copy_tokenizer", "require_same_tokens"]
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json"),
@@ -22,6 +26,33 @@ def copy_tokenizer(source: Path, target: Path, *, model: bool = False) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
     _keep_tokenizer_class(target)
+
+
+def require_same_tokens(model_dir: Path, other: str, *, key: str) -> None:
+    """Refuse a model that would read the policy's token ids as other text, or not at all. What has no `tokenizer.json` is not compared.
+
+    Args:
+        key: the recipe's key that names `other`.
+
+    Raises:
+        ConfigError: naming a token that differs, or the numbers of tokens.
+    """
+    directories = (model_dir, Path(other))
+    if not all((directory / "tokenizer.json").is_file() for directory in directories):
+        return
+    ours, theirs = (_tokens(directory) for directory in directories)
+    differing = next((place for place, token in ours.items() if theirs.get(place, token) != token), None)
+    if differing is not None:
+        told = f"token {differing} is {theirs[differing]!r} there and {ours[differing]!r} here"
+        raise ConfigError(f"{key}: {other} has another tokenizer than the policy, {told}: it would read other text than the policy wrote")
+    rows = json.loads((Path(other) / "config.json").read_text("utf-8")).get("vocab_size")
+    if rows is not None and rows <= max(ours):
+        raise ConfigError(f"{key}: {other} has embeddings of {rows} tokens; the policy's tokenizer has ids up to {max(ours)}")
+
+
+def _tokens(directory: Path) -> dict[int, str]:
+    vocabulary: dict[str, int] = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    return {place: token for token, place in vocabulary.items()}
 
 
 def _keep_tokenizer_class(directory: Path) -> None:
