@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from agentrl.config.methods import ESTIMATORS, LOSSES, checked_method
+from agentrl.config.methods import ESTIMATORS, LOSSES, MEANS_OF_TRAJECTORIES, checked_method
 from agentrl.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share
 
 __all__ = ["AdvantageRecipe", "AlgorithmRecipe", "EntropyRecipe", "ImportanceRecipe", "KLRecipe", "LossRecipe", "RejectionRecipe"]
@@ -154,7 +154,8 @@ class AlgorithmRecipe(Section):
     start of the step, one more forward pass (decoupled form). `interpolate`: between the two by the token's age, without that pass."""
     loss: LossRecipe = LossRecipe()
     aggregation: Literal["token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_sum_norm", "seq_mean_token_mean"] = "token_mean"
-    """From losses of tokens to one number, by counts of the whole update. gspo and gmpo have their own."""
+    """From losses of tokens to one number, by counts of the whole update. gspo, gmpo and sapo are `seq_mean_token_mean`
+    by definition."""
     aggregation_horizon: PositiveFloat | None = None
     """What `seq_mean_token_sum_norm` divides by (Dr. GRPO: the most tokens a trajectory may generate)."""
     importance: ImportanceRecipe = ImportanceRecipe()
@@ -182,6 +183,6 @@ class AlgorithmRecipe(Section):
             raise ValueError("algorithm.importance.normalise needs the batch's weights before its first update: set algorithm.proximal to recompute")
         if (self.aggregation == "seq_mean_token_sum_norm") != (self.aggregation_horizon is not None):
             raise ValueError("algorithm.aggregation_horizon belongs to aggregation seq_mean_token_sum_norm, which needs it")
-        if self.loss.name in ("gspo", "gmpo") and self.aggregation not in ("token_mean", "seq_mean_token_mean"):
+        if self.loss.name in MEANS_OF_TRAJECTORIES and self.aggregation not in ("token_mean", "seq_mean_token_mean"):
             raise ValueError(f"loss {self.loss.name} is defined as a mean over trajectories: leave algorithm.aggregation out")
         return self

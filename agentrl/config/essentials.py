@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from agentrl.config.cautions import cautions
 from agentrl.config.paths import missing_files
 from agentrl.config.recipe import Recipe, TaskSource
 
 __all__ = ["essentials"]
+
+PROXIMAL = {
+    "behaviour": "the behaviour policy",
+    "recompute": "the policy at the start of the step",
+    "interpolate": "a policy between the behaviour and the current one",
+}
 
 
 def essentials(recipe: Recipe) -> list[tuple[str, str]]:
@@ -16,17 +23,19 @@ def essentials(recipe: Recipe) -> list[tuple[str, str]]:
         ("tasks", ", ".join(map(_source, recipe.tasks.train))),
         ("environment", recipe.env.factory),
         ("step", _step(recipe)),
+        ("algorithm", _algorithm(recipe)),
         ("end", _end(recipe)),
         ("staleness", _staleness(recipe)),
         ("processes", _processes(recipe)),
         ("evaluation", _evaluation(recipe)),
     ]
-    return rows + [("missing", line) for line in missing_files(recipe)]
+    return rows + [("caution", line) for line in cautions(recipe)] + [("missing", line) for line in missing_files(recipe)]
 
 
 def _model(recipe: Recipe) -> str:
     model = recipe.model
-    warm = f", warm start of {recipe.warm_start.steps:,} steps" if recipe.warm_start else ""
+    lora = f", LoRA of rank {model.lora.rank}" if model.lora else ""
+    warm = f"{lora}, warm start of {recipe.warm_start.steps:,} steps" if recipe.warm_start else lora
     if model.path is not None or model.architecture is None:
         return f"{model.path}{warm}"
     shape = model.architecture
@@ -42,6 +51,17 @@ def _step(recipe: Recipe) -> str:
     groups, size, learner = recipe.learner.groups_per_batch, recipe.rollout.group_size, recipe.learner
     updates = learner.mini_batches * learner.ppo_epochs
     return f"{groups} groups x {size} = {groups * size:,} trajectories, {updates} optimizer update{'s' if updates > 1 else ''}"
+
+
+def _algorithm(recipe: Recipe) -> str:
+    algorithm, kl = recipe.algorithm, recipe.algorithm.kl
+    parts = [f"{algorithm.advantage.estimator} advantages", f"{algorithm.loss.name} loss against {PROXIMAL[algorithm.proximal]}"]
+    parts += [f"rejection by {rule.statistic}" for rule in algorithm.rejection]
+    if recipe.critic is not None:
+        parts.append("a critic" + (f" alone for {recipe.critic.warmup_steps:,} steps" if recipe.critic.warmup_steps else ""))
+    if kl.where != "none":
+        parts.append(f"KL ({kl.estimate} x {kl.coefficient:g}) in the {kl.where}")
+    return ", ".join(parts)
 
 
 def _end(recipe: Recipe) -> str:

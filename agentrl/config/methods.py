@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CRITIC_ESTIMATORS", "ESTIMATORS", "LOSSES", "checked_method"]
+__all__ = ["CRITIC_ESTIMATORS", "ESTIMATORS", "LOSSES", "MEANS_OF_TRAJECTORIES", "checked_method"]
 
 # Estimator -> its options.
 ESTIMATORS: Mapping[str, tuple[str, ...]] = {
@@ -32,14 +32,17 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     "cispo": ("ratio", "clip_low", "clip_high"),
     "gmpo": ("ratio", "clip_low", "clip_high"),
     "sapo": ("ratio", "tau_positive", "tau_negative"),
-    "dppo_tv": ("ratio", "clip_low", "clip_high"),
-    "dppo_kl": ("ratio", "clip_low", "clip_high"),
+    "dppo_tv": ("ratio", "clip_low", "clip_high", "truncate"),
+    "dppo_kl": ("ratio", "clip_low", "clip_high", "truncate"),
     "dro": ("ratio", "beta"),
-    "clip_cov": ("ratio", "clip_low", "clip_high"),
-    "kl_cov": ("ratio", "kl_coefficient"),
+    "clip_cov": ("ratio", "clip_low", "clip_high", "share", "covariance_low", "covariance_high"),
+    "kl_cov": ("ratio", "kl_coefficient", "share"),
     "reinforce": ("weights",),
     "gpg": ("weights",),
 }
+
+# Losses that are means over trajectories of means over tokens, whatever `aggregation` says.
+MEANS_OF_TRAJECTORIES = ("gspo", "gmpo", "sapo")
 
 # Estimators that need a critic's values.
 CRITIC_ESTIMATORS = ("gae", "vtrace")

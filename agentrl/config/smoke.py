@@ -75,6 +75,7 @@ def smoke_overrides(recipe: Mapping[str, Any]) -> dict[str, Any]:
     small |= _tasks(recipe)
     small["rollout.group_size"] = _at_most(_GROUP_SIZE, _get(recipe, "rollout", "group_size"), RolloutRecipe().group_size)
     small["learner.mini_batches"] = _at_most(_GROUPS, _get(recipe, "learner", "mini_batches"), 1)
+    small |= _algorithms(recipe)
     if _get(recipe, "warm_start") is not None:
         small["warm_start.steps"] = _at_most(_WARM_START_STEPS, _get(recipe, "warm_start", "steps"), _WARM_START_STEPS)
         small |= {"warm_start.warmup_steps": _WARM_START_STEPS // 4, "warm_start.threads": 1}
@@ -103,6 +104,20 @@ def _model(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for source in _list(_get(recipe, "tasks", "train")):
         corpus = corpus or (source.get("path") if isinstance(source, Mapping) else None)
     return small | {"model.train_tokenizer.corpus": corpus}
+
+
+def _algorithms(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """No weights from elsewhere, and no filter: the groups of a random model are all alike."""
+    small: dict[str, Any] = {}
+    if _get(recipe, "critic") is not None:
+        small["critic.path"] = None
+    if _get(recipe, "algorithm", "kl", "reference") is not None:
+        small["algorithm.kl.reference"] = None
+    if _get(recipe, "model", "lora") is not None:
+        small["model.lora.publish"] = "merged"
+    if _get(recipe, "buffer", "filter") not in (None, "none"):
+        small |= {"buffer.filter": "none", "buffer.filter_part": None, "buffer.over_sample": 0.0, "buffer.max_filtered_in_row": None}
+    return small
 
 
 def _tasks(recipe: Mapping[str, Any]) -> dict[str, Any]:

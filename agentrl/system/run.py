@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from agentrl.config.cautions import cautions
 from agentrl.config.load import dump_recipe
 from agentrl.config.paths import require_files
 from agentrl.config.recipe import Recipe
@@ -36,6 +37,8 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
     refuse_unsupported(recipe)
     require_files(recipe)
     found_in = environment_file(recipe)
+    for caution in cautions(recipe):
+        print(f"caution: {caution}", file=sys.stderr)
     with RunDirectory.open(recipe, resolved=dump_recipe(recipe), command=command, fresh=fresh) as directory:
         if directory.finished:
             print(f"{directory.path} has finished: see {directory.path / 'report.html'}. Begin anew with --fresh, or give more run.steps")

@@ -1,0 +1,29 @@
+"""What a valid recipe asks for and its author should know: told by `agentrl validate`, and once when a run starts."""
+
+from __future__ import annotations
+
+from agentrl.config.recipe import Recipe
+
+__all__ = ["cautions"]
+
+
+def cautions(recipe: Recipe) -> list[str]:
+    """Sentences that name a key, what it does and what to do instead."""
+    algorithm, learner, lora = recipe.algorithm, recipe.learner, recipe.model.lora
+    told = {
+        "algorithm.train_on_observations: the policy is trained to write what the retriever says. An ablation (Search-R1 without its mask)": (
+            algorithm.train_on_observations
+        ),
+        "algorithm.gae_over_observations: advantages decay and are whitened over tokens the policy did not write. An ablation (Search-R1's way)": (
+            algorithm.gae_over_observations
+        ),
+        "algorithm.proximal recompute with one update per batch: the clipped ratio is 1 and nothing bounds the step. Use more mini_batches, or"
+        " proximal behaviour": algorithm.proximal == "recompute" and learner.mini_batches * learner.ppo_epochs == 1,
+        "algorithm.kl.estimate k1 in the loss has a gradient of 0 on average: use k3 or k3_straight_through": (
+            algorithm.kl.where == "loss" and algorithm.kl.estimate == "k1"
+        ),
+        "model.lora.dropout: the learner's log-probs then differ from the engine's by noise, which looks like staleness": (
+            lora is not None and lora.dropout > 0
+        ),
+    }
+    return [sentence for sentence, holds in told.items() if holds]
