@@ -41,7 +41,7 @@ def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float =
     if tau_positive <= 0 or tau_negative <= 0:
         raise ValueError(f"tau_positive and tau_negative must be positive, got {tau_positive:g} and {tau_negative:g}")
     inputs = inputs.masked()
-    tau_BT = torch.where(inputs.advantages_BT > 0, tau_positive, tau_negative).to(inputs.logp_BT.dtype)
+    tau_BT = torch.full_like(inputs.advantages_BT, tau_negative).masked_fill(inputs.advantages_BT > 0, tau_positive)
     gate_BT = torch.sigmoid(tau_BT * (inputs.ratio_BT - 1)) * 4 / tau_BT
     return TokenLosses.free(-inputs.weights_BT * inputs.advantages_BT * gate_BT)
 
