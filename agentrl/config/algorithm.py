@@ -116,6 +116,7 @@ class KLRecipe(Section):
     estimate: Literal["k1", "abs", "k2", "k3", "k3_straight_through"] = "k1"
     """In the loss, k1 has no useful gradient on-policy; k3 (low_var_kl) is usual, `k3_straight_through` has k3's value and k2's gradient."""
     coefficient: NonNegativeFloat = 0.001
+    """Weight of the divergence (nats); where the controller adapts it, its first value."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive`: the coefficient follows `target` (Ziegler et al. 2019); it is kept in checkpoints."""
     target: PositiveFloat | None = None
@@ -141,6 +142,7 @@ class EntropyRecipe(Section):
     """An entropy bonus, masked and aggregated as the loss."""
 
     coefficient: NonNegativeFloat = 0.0
+    """Weight of the mean entropy (nats) in the objective."""
     schedule: Literal["constant", "linear"] = "constant"
     """`linear`: to 0 at the end of the run."""
 

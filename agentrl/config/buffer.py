@@ -30,11 +30,17 @@ class StopsRecipe(Section):
     baseline; or `drop` it from its group. Counted by cause."""
 
     answered: Treatment = "train"
+    """The environment says the task is done."""
     turn_limit: Treatment = "train"
+    """The environment's turns are used up."""
     invalid_limit: Treatment = "train"
+    """Too many invalid actions in a row."""
     completion_limit: Treatment = "train"
+    """The environment ended it on a turn that ran into its token limit."""
     observation_limit: Treatment = "train"
+    """An observation did not fit."""
     context_limit: Treatment = "train"
+    """Prompt and turns reached the context limit."""
 
 
 class BufferRecipe(Section):
@@ -43,6 +49,7 @@ class BufferRecipe(Section):
     acknowledge: Literal["memory", "wal", "fsync"] = "wal"
     """When a record counts as written: in memory, in the file (survives kill -9), or on the disk (survives power loss)."""
     segment_mb: Positive = 64
+    """Size at which the journal begins a new file."""
     max_attempts: Positive = 3
     """Attempts of a sample before its group closes as group_incomplete."""
     max_lost: Positive = 10

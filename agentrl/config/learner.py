@@ -15,6 +15,7 @@ class ScheduleRecipe(Section):
     """The learning rate over the run."""
 
     shape: Literal["constant", "linear", "cosine"] = "constant"
+    """From the peak to `final_share` of it."""
     final_share: Share = 0.0
     """Of the peak, at the end of the run (linear, cosine)."""
     warmup: Annotated[float, Field(ge=0)] = 0.0
@@ -28,10 +29,14 @@ class CriticRecipe(Section):
     """Directory or hub name: a causal model, or a reward model (a sequence or token classifier with one label), whose head becomes the value
     head. By default the policy's initial weights with a new head."""
     learning_rate: NonNegativeFloat = 1e-5
+    """Peak of its schedule."""
     schedule: ScheduleRecipe = ScheduleRecipe()
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
     weight_decay: NonNegativeFloat = 0.0
+    """AdamW's, of all parameters."""
     max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
     clip: PositiveFloat = 0.5
     """How far a value may move from the one at the start of the step before its loss is clipped (Schulman et al.'s PPO code)."""
     mini_batches: Positive | None = None
@@ -46,13 +51,18 @@ class LearnerRecipe(Section):
     """The learner: FSDP2 ranks."""
 
     ranks: Positive = 1
+    """Number of processes; the models are sharded over them."""
     groups_per_batch: Positive = 32
     """G: groups of one step."""
     learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    """Peak of the schedule."""
     schedule: ScheduleRecipe = ScheduleRecipe()
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's, of all parameters."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm."""
     mini_batches: Positive = 1
     """Optimizer updates per pass over a batch."""
     ppo_epochs: Positive = 1
@@ -64,8 +74,11 @@ class LearnerRecipe(Section):
     max_skipped_batches: Positive = 5
     """Batches in a row without a finite update before the run ends."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where it computes."""
     threads: Positive = 1
+    """CPU threads of a rank."""
     collective_deadline_s: Seconds = 120.0
+    """A rank that does not come to a collective within this time ends the learner."""
 
 
 class WeightsRecipe(Section):
@@ -74,9 +87,13 @@ class WeightsRecipe(Section):
     publish_every: Positive = 1
     """Steps between versions; the last step always publishes."""
     transport: Literal["group", "disk"] = "group"
+    """By a process group, or by files."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """`auto`: nccl where engines and learner are on GPUs."""
     bucket_mb: Positive = 256
+    """Weights travel in pieces of at least this size."""
     pause: Literal["retract", "abort"] = "retract"
+    """`retract`: requests stay open and their KV is computed anew. `abort`: partial answers come back and the rest is asked again."""
     deadline_s: Seconds = 60.0
     """Per engine and version."""
     keep_snapshots: bool = False
@@ -89,3 +106,4 @@ class CheckpointRecipe(Section):
     every: Positive = 50
     """Steps. Checkpoint 0 and the last step's are always written."""
     keep: Positive = 2
+    """How many are kept."""

@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]  # of a model or a field, as pydantic writes it
 _PREFACE = """# Recipes
 
 A recipe is a YAML file that says everything about a run. This page lists every key, with what it takes, its default and its meaning. It is made
-from `agentrl/config/recipe.py`; a test compares them.
+from the models in `agentrl/config/`; a test compares them.
 
 - `agentrl validate RECIPE` checks a recipe and says what a run of it would be; with `--full` it prints all keys, defaults included.
 - Several files are laid on one another from left to right: maps merge, lists and scalars replace.

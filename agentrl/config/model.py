@@ -17,21 +17,32 @@ class PrepareRecipe(Section):
     factory: str
     """`module:function(out_dir: Path, *, seed: int, **options)`, which writes its files into `out_dir`."""
     options: dict[str, Any] = {}
+    """Further arguments of the factory."""
 
 
 class Architecture(Section):
     """A model made on the spot, with random weights: the fields of its Hugging Face configuration."""
 
     family: Literal["qwen2"] = "qwen2"
+    """Architecture of the model."""
     hidden_size: Positive = 128
+    """Width of the residual stream."""
     intermediate_size: Positive = 384
+    """Width of the MLPs."""
     layers: Positive = 2
+    """Number of layers."""
     heads: Positive = 4
+    """Attention heads per layer."""
     kv_heads: Positive = 4
+    """Heads of keys and values per layer (fewer than heads: grouped-query attention)."""
     max_positions: Positive = 512
+    """Longest sequence."""
     rope_theta: float = 10000.0
+    """Base of the rotary embedding."""
     tie_embeddings: bool = True
+    """One matrix for input and output embeddings."""
     initializer_range: float = 0.05
+    """Standard deviation of the initial weights."""
     initialisation: Literal["normal", "mimetic"] = "normal"
     """`mimetic`: attention starts where trained transformers end up (Trockman & Kolter 2023)."""
 
@@ -50,12 +61,14 @@ class TokenizerTraining(Section):
     corpus: str
     """JSONL: every string of every row is text."""
     vocab_size: Positive = 2048
+    """Tokens, control tokens included."""
 
 
 class LoraRecipe(Section):
     """Train low-rank adapters only (Hu et al. 2021), by peft (the `lora` extra)."""
 
     rank: Positive = 16
+    """Inner dimension of the adapters."""
     alpha: PositiveFloat = 32.0
     """The adapters' product is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -70,6 +83,7 @@ class ModelRecipe(Section):
     """The policy: a Hugging Face directory or hub name, or an architecture with random weights."""
 
     path: str | None = None
+    """Hugging Face directory or hub name."""
     tokenizer: str | None = None
     """Directory or hub name; by default the model's own."""
     train_tokenizer: TokenizerTraining | None = None
@@ -77,7 +91,9 @@ class ModelRecipe(Section):
     architecture: Architecture | None = None
     """With `path`: used by `--smoke` only. Without: the model is made from it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of computation, and of published and exported weights; the learner keeps its weights in float32."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """`flash_attention_2` needs the `gpu` extra."""
     gradient_checkpointing: bool = False
     """Keep fewer activations and compute them again in the backward pass."""
     lora: LoraRecipe | None = None
@@ -99,6 +115,7 @@ class WarmStartRecipe(Section):
     rows: str
     """The JSONL file."""
     steps: Positive = 1200
+    """Optimizer updates."""
     tokens_per_step: Positive = 1024
     """Padded tokens of a step."""
     pool: Positive = 256
@@ -108,6 +125,8 @@ class WarmStartRecipe(Section):
     adam_learning_rate: Annotated[float, Field(ge=0)] = 3e-3
     """For embeddings, norms and biases (AdamW)."""
     warmup_steps: NonNegative = 30
+    """Linear warm-up of the learning rates."""
     decay_share: Share = 0.4
     """Linear decay over this last share."""
     threads: Positive = 2
+    """CPU threads."""

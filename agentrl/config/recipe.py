@@ -65,7 +65,9 @@ class Recipe(Section):
     """One run. `name` names its directory, `seed` decides everything random."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """The run's; names its directory."""
     seed: int = 0
+    """Decides everything random."""
     run: RunRecipe
     prepare: PrepareRecipe | None = None
     model: ModelRecipe

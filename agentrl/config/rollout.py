@@ -15,7 +15,9 @@ class EngineRecipe(Section):
     """The engines that generate. This version starts embedded ones only: `kind: sglang` validates, and a run of it ends with exit code 2."""
 
     kind: Literal["embedded", "sglang"] = "embedded"
+    """`embedded`: the engine of this project. `sglang`: an SGLang server."""
     replicas: Positive = 1
+    """Number of engines."""
     urls: list[str] = []
     """Running servers to attach to. This version refuses them: leave it empty."""
     slots: Positive = 64
@@ -23,7 +25,9 @@ class EngineRecipe(Section):
     context_tokens: Positive = 4096
     """Longest sequence; at least rollout.limits.context_tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where an embedded engine computes."""
     threads: Positive = 1
+    """CPU threads of an embedded engine."""
     python: str | None = None
     """The Python that has sglang (engine.kind sglang): its own environment."""
     options: dict[str, Any] = {}
@@ -34,6 +38,7 @@ class LimitsRecipe(Section):
     """Token limits. Defaults are Search-R1's (max_start_length, max_response_length, max_obs_length, max_prompt_length)."""
 
     prompt_tokens: Positive = 2048
+    """The prompt; a task that exceeds it is never cut."""
     completion_tokens: Positive = 500
     """Per turn."""
     observation_tokens: Positive = 500
@@ -51,7 +56,9 @@ class OverLongRecipe(Section):
     limit_tokens: Positive
     """Generated tokens of a trajectory."""
     buffer_tokens: Positive
+    """Length of the slope before the limit."""
     factor: PositiveFloat = 1.0
+    """The largest penalty."""
 
     @model_validator(mode="after")
     def _room(self) -> OverLongRecipe:
@@ -64,6 +71,7 @@ class RolloutRecipe(Section):
     """The rollout workers. `top_p` must be 1 and `top_k` -1: a truncated distribution would need a correction that is not there."""
 
     workers: Positive = 1
+    """Number of worker processes."""
     concurrency: Positive = 128
     """Episodes per worker at a time."""
     group_size: Positive = 8
@@ -71,12 +79,16 @@ class RolloutRecipe(Section):
     max_staleness: NonNegative = 2
     """K: running + buffered + training groups <= (K+1) x groups_per_batch. 0 is the synchronous trainer."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling in training; the learner applies it too."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Must be 1."""
     top_k: int = -1
+    """Must be -1."""
     limits: LimitsRecipe = LimitsRecipe()
     over_long: OverLongRecipe | None = None
     """A penalty that grows with length near a limit; by default none."""
     episode_deadline_s: Seconds = 300.0
+    """Of a whole episode; after it its ticket closes as `deadline`."""
     request_deadline_s: Seconds = 120.0
     """Total deadline of one generation request, weight updates included."""
 

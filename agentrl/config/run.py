@@ -44,6 +44,7 @@ class EvalSet(Section):
     """A held-out set."""
 
     tasks: Annotated[list[TaskSource], Field(min_length=1)]
+    """Where its tasks come from."""
     n: Positive = 1
     """Trajectories per task."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -54,10 +55,13 @@ class EvalRecipe(Section):
     """Evaluation on named held-out sets."""
 
     sets: dict[str, EvalSet] = {}
+    """By name."""
     every: Positive | None = None
     """Steps between evaluations beside training. `initial` and `final`: whether one runs before it and one after it."""
     initial: bool = True
+    """Evaluate before training."""
     final: bool = True
+    """Evaluate the last version."""
     headline: str | None = None
     """The set whose EM is the run's headline; by default the first."""
 
@@ -66,8 +70,11 @@ class MetricsRecipe(Section):
     """Where metrics go: metrics.jsonl always, the console, and trackers (`sinks`, under the name `project`; each needs its extra)."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
+    """`live`: a board that is redrawn. `plain`: a line per step. `auto`: live on a terminal."""
     sinks: list[Literal["wandb", "tensorboard", "swanlab"]] = []
+    """Trackers, beside metrics.jsonl."""
     project: str = "agentrl"
+    """The trackers' project."""
 
 
 class ResourcesRecipe(Section):
@@ -78,6 +85,10 @@ class ResourcesRecipe(Section):
     learner_gpus: Annotated[float, Field(ge=0)] = 0
     """Per rank."""
     engine_cpus: Annotated[float, Field(ge=0)] = 0
+    """Per engine."""
     learner_cpus: Annotated[float, Field(ge=0)] = 0
+    """Per rank."""
     worker_cpus: Annotated[float, Field(ge=0)] = 0
+    """Per worker."""
     placement: Literal["pack", "spread"] = "pack"
+    """`pack`: on as few nodes as possible. `spread`: on as many."""

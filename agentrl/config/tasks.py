@@ -19,6 +19,7 @@ class TaskSource(Section):
     factory: str | None = None
     """`module:Class(**options)`, an iterable of `agentrl.types.Task`."""
     options: dict[str, Any] = {}
+    """Further arguments of the factory."""
     name: str | None = None
     """The tasks' source; by default the row's `data_source`, else the file's stem."""
     weight: Annotated[float, Field(gt=0)] | None = None
@@ -39,12 +40,14 @@ class CurriculumRecipe(Section):
     factory: str
     """`module:Class(tasks, **options)`; see `agentrl.data.curriculum`."""
     options: dict[str, Any] = {}
+    """Further arguments of the factory."""
 
 
 class TasksRecipe(Section):
     """The training tasks."""
 
     train: Annotated[list[TaskSource], Field(min_length=1)]
+    """Where they come from; several sources are mixed."""
     shuffle: bool = True
     """A new seeded shuffle every epoch."""
     curriculum: CurriculumRecipe | None = None
@@ -59,17 +62,20 @@ class EnvRecipe(Section):
     factory: str
     """`module:Class`."""
     options: dict[str, Any] = {}
+    """Arguments of the factory."""
 
 
 class RetrieverRecipe(Section):
     """A retriever started with the run, or reached: exactly one of url, corpus, index. The environment's options get its `retriever_url`."""
 
     url: str | None = None
+    """A running server with Search-R1's API."""
     corpus: str | None = None
     """JSONL of `{id, contents}` or `{id, title, text}`: indexed once per content, kept in `<run.dir>/.cache`."""
     index: str | None = None
     """A directory made by `agentrl retriever build`."""
     topk: Positive = 3
+    """Passages a query gets where it does not say."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> RetrieverRecipe:

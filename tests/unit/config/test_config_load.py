@@ -62,7 +62,7 @@ def test_files_are_merged_left_to_right_and_overrides_win(tmp_path: Path):
         ("learner:\n  betas: [0.9]", "r.yaml:12:10: learner.betas must be a list of 2 values, each a number, got [0.9]"),
         ("learner:\n  betas: [0.9, x]", "r.yaml:12:16: learner.betas[1] must be a number, got 'x'"),
         ("learner:\n  learning_rate: .inf", "r.yaml:12:18: learner.learning_rate must be a finite number, got inf"),
-        ("algorithm:\n  loss: {clip_low: 1.5}", "r.yaml:12:20: algorithm.loss.clip_low must be a number > 0 and < 1, got 1.5"),
+        ("algorithm:\n  entropy: {coefficient: -1}", "r.yaml:12:26: algorithm.entropy.coefficient must be a number >= 0, got -1"),
         ("engine:\n  kind: vllm", "r.yaml:12:9: engine.kind must be one of embedded, sglang, got 'vllm'"),
         ("engine:\n  urls: http://x", "r.yaml:12:9: engine.urls must be a list, each a string, got 'http://x'"),
         (

@@ -25,7 +25,7 @@ def test_the_document_is_what_the_models_render() -> None:
         "### `eval.sets.<name>.tasks[]`",
         "| `launcher` | `ray`, `local` | `ray` | What starts the processes: Ray, or plain subprocesses. All of them run on one machine. |",
         "| `fresh` | number >= 0 and <= 1 | `1.0` | At least this share of a batch's groups is new. |",
-        "| `betas` | a list of 2 numbers | `[0.9, 0.999]` |  |",
+        "| `betas` | a list of 2 numbers | `[0.9, 0.999]` | AdamW's. |",
         "| `tasks` | a section | required | See `tasks`. |",
         "| `retriever` | a section or none | none | See `retriever`. |",
     ],
@@ -37,3 +37,8 @@ def test_a_key_stands_with_what_it_takes_its_default_and_its_meaning(line: str) 
 def test_rows_of_a_table_have_four_cells() -> None:
     rows = [line for line in render().splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {5}
+
+
+def test_every_key_says_what_it_means() -> None:
+    rows = [line for line in render().splitlines() if line.startswith("| `")]
+    assert [line for line in rows if line.rstrip().endswith("|  |")] == []
