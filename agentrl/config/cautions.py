@@ -9,7 +9,7 @@ __all__ = ["cautions"]
 
 def cautions(recipe: Recipe) -> list[str]:
     """Sentences that name a key, what it does and what to do instead."""
-    algorithm, learner, lora = recipe.algorithm, recipe.learner, recipe.model.lora
+    algorithm, learner, lora, replay = recipe.algorithm, recipe.learner, recipe.model.lora, recipe.buffer.replay
     told = {
         "algorithm.train_on_observations: the policy is trained to write what the retriever says. An ablation (Search-R1 without its mask)": (
             algorithm.train_on_observations
@@ -22,6 +22,8 @@ def cautions(recipe: Recipe) -> list[str]:
         "algorithm.kl.estimate k1 in the loss has a gradient of 0 on average: use k3 or k3_straight_through": (
             algorithm.kl.where == "loss" and algorithm.kl.estimate == "k1"
         ),
+        "buffer.replay: with reuse x fresh > 1 groups that wait for their next use grow old without end: set algorithm.max_token_age, or lower"
+        " fresh": replay.reuse * replay.fresh > 1 and algorithm.max_token_age is None,
         "model.lora.dropout: the learner's log-probs then differ from the engine's by noise, which looks like staleness": (
             lora is not None and lora.dropout > 0
         ),
