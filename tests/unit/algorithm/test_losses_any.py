@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from agentrl.algorithm.aggregation import AGGREGATIONS, Denominators, aggregate
 from agentrl.algorithm.losses import POLICY_LOSSES, LossInputs, PolicyLoss, TokenLosses, find_loss
-from agentrl.config.methods import LOSSES
+from agentrl.config.methods import LOSSES, MEANS_OF_TRAJECTORIES
 from agentrl.errors import ConfigError
 
 every_loss = pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -121,6 +121,9 @@ def test_the_recipe_knows_the_losses_and_their_arguments():
 
     told = {name: (kind == "ratio", set(arguments)) for name, (kind, *arguments) in LOSSES.items()}
     assert told == {name: (loss.ratio, arguments_of(loss)) for name, loss in POLICY_LOSSES.items()}
+    assert dict.fromkeys(MEANS_OF_TRAJECTORIES, "seq_mean_token_mean") == {
+        n: loss.aggregation for n, loss in POLICY_LOSSES.items() if loss.aggregation
+    }
 
 
 @pytest.mark.parametrize(
