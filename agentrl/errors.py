@@ -2,6 +2,7 @@
 
     AgentRLError
     ├── ConfigError            a recipe or a command line is wrong; exit code 2
+    ├── RecipeCodeError        a function or class that a recipe names raised, or answered what it must not
     ├── DataError              a task file, corpus or warm-start file is wrong; names file and line
     ├── TrajectoryError        a trajectory breaks its own invariants
     ├── WireError              bytes from outside are not what the format says
@@ -40,6 +41,7 @@ __all__ = [
     "JournalError",
     "ProcessDied",
     "PublishError",
+    "RecipeCodeError",
     "ReplayBufferError",
     "StaleIncarnation",
     "ToolTimeout",
@@ -54,6 +56,10 @@ class AgentRLError(Exception):
 
 class ConfigError(AgentRLError):
     """A recipe or a command line is wrong. The message names file, line and remedy."""
+
+
+class RecipeCodeError(AgentRLError):
+    """A function or class that a recipe names raised, or answered what it must not. The message names the key and the answer."""
 
 
 class DataError(AgentRLError):

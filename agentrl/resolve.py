@@ -1,15 +1,18 @@
-"""`module:Name` to the object it names."""
+"""`module:Name` to the object it names, and calling it."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RecipeCodeError
 
-__all__ = ["origin", "resolve"]
+__all__ = ["called", "origin", "resolve"]
+
+T = TypeVar("T")
 
 
 def resolve(name: str) -> Any:
@@ -34,6 +37,21 @@ def resolve(name: str) -> Any:
     except AttributeError as error:
         public = ", ".join(sorted(member for member in vars(module) if not member.startswith("_"))) or "nothing"
         raise ConfigError(f"{name}: {module_name} ({module.__file__}) has no {path}; it has {public}") from error
+
+
+def called(name: str, function: Callable[..., T], *arguments: Any) -> T:
+    """What a function of the user's answers.
+
+    Args:
+        name: what the recipe calls it, e.g. "buffer.filter my.module:keep", for the error message.
+
+    Raises:
+        RecipeCodeError: it raised.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:  # the user's code may raise anything
+        raise RecipeCodeError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
 def origin(found: Any) -> str:

@@ -64,6 +64,7 @@ CATCH_ALL: dict[str, str] = {
     "agentrl.engine.thread:EngineThread._run": "the engine: its requests are answered and its health turns bad",
     "agentrl.engine.thread:EngineThread.call.run": "one command: its caller gets the error, the engine goes on",
     "agentrl.metrics.sinks:_contained": "a tracker: it is left out from then on, the run goes on",
+    "agentrl.resolve:called": "the user's function: whatever it raises is told with its name in the recipe",
     "agentrl.resolve:resolve": "the user's module: whatever its import raises is told with its name",
     "agentrl.rollout.episode:_close": "an environment's own clean-up: the episode it belonged to stands",
     "agentrl.rollout.worker:RolloutWorker._outcome": "an episode: an environment may raise anything, and its ticket closes by cause",

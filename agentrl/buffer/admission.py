@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["Admission"]
+import math
+from fractions import Fraction
+
+__all__ = ["Admission", "group_limit"]
 
 
 class Admission:
-    """How many groups may be alive at once: `running + buffered + training <= (K + 1) * G`.
+    """How many groups may be alive at once: `running + buffered + training <= (1 + over_sample) * (K + 1) * G`.
 
         admit ──> running ──complete──> buffered ──take──> training ──leave──> (gone)
-                     └──────drop──────> (gone)    <──give back── by a rollback, also from (gone)
+                     ├──────drop──────> (gone)    <──give back── by a rollback, also from (gone)
+                     └─complete, filtered─> (gone)
 
     It counts groups, never versions or samples, so nothing that is dropped, retried, filtered or rolled back can leak a place or add one:
 
@@ -20,17 +24,23 @@ class Admission:
     * Only a rollback adds to the sum without asking: groups it gives back were admitted before and left. `room` is then 0 until as many
       have left again, so such an excess only shrinks.
 
-    Mean staleness follows by Little's law. A group is alive from its admission until the version its batch made is published, G groups
-    leave per step, and at most (K + 1) * G are alive: so it lives for at most K + 1 steps on average, of which one is its own training
-    step. A token is generated under the newest published version, which is (publish_every - 1) / 2 steps old on average. Together the
-    mean staleness of trajectories' first tokens is at most K + (publish_every - 1) / 2 steps.
+    Mean staleness follows by Little's law. A group that is trained on is alive from its admission until the version its batch made is
+    published, G of them leave per step, and at most L = (1 + o) * (K + 1) * G groups are alive, o being `over_sample`: so it lives for at
+    most (1 + o) * (K + 1) steps on average, of which one is its own training step. Groups that a filter or a failure takes away are among
+    the L and only leave room to fewer that are trained on. A token is generated under the newest published version, which is
+    (publish_every - 1) / 2 steps old on average. Together the mean staleness of trajectories' first tokens is at most
+    (1 + o) * (K + 1) - 1 + (publish_every - 1) / 2; without over-sampling, K + (publish_every - 1) / 2.
 
-    With replay only the share `fresh` of a batch leaves per step: groups live up to (K + 1) / fresh steps then, and the bound of their first
-    use is (K + 1) / fresh - 1 + (publish_every - 1) / 2.
+    With replay fewer than G groups leave per step: at least ceil(fresh * G), and at least G / reuse in the long run, because a group fills
+    at most `reuse` places of batches. They live as much longer: (1 + o) * (K + 1) * min(reuse, G / ceil(fresh * G)) replaces
+    (1 + o) * (K + 1) in the bound, which is that of their first use.
+
+    Args:
+        limit: groups; see `group_limit`.
     """
 
-    def __init__(self, *, max_staleness: int, groups_per_batch: int) -> None:
-        self.limit = (max_staleness + 1) * groups_per_batch
+    def __init__(self, *, limit: int) -> None:
+        self.limit = limit
         self.running = 0  # admitted, not complete
         self.buffered = 0  # complete, in no batch
         self.training = 0  # in a batch that has not left
@@ -55,7 +65,7 @@ class Admission:
         self.buffered += 1
 
     def drop(self) -> None:
-        """A running group is dropped."""
+        """A running group is dropped, or it is complete and filtered."""
         self.running -= 1
 
     def take(self) -> None:
@@ -75,3 +85,8 @@ class Admission:
         """
         self.training -= not left
         self.buffered += 1
+
+
+def group_limit(*, max_staleness: int, groups_per_batch: int, over_sample: float = 0.0) -> int:
+    """Groups that may be alive at once: (1 + over_sample) * (K + 1) * G, rounded up so that every over-sampling admits at least one more."""
+    return math.ceil((1 + Fraction(str(over_sample))) * (max_staleness + 1) * groups_per_batch)  # exact: 1.1 * 20 are 22 groups

@@ -10,30 +10,33 @@ are in the file: reply only after `commit()`. Single-threaded.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.buffer import journal as journals
 from agentrl.buffer.batches import within
 from agentrl.buffer.evaluation import FINAL, INITIAL, PERIODIC
+from agentrl.buffer.filters import Judge
 from agentrl.buffer.journal import Journal
 from agentrl.buffer.records import EvaluationEnded, EvaluationOpened, Halt, IncarnationBegun, Record, Rollback
 from agentrl.buffer.replay import resolve_select
 from agentrl.buffer.settings import BufferSettings, EvalSettings
 from agentrl.buffer.state import DRIVER, RunState
 from agentrl.buffer.status import status
-from agentrl.buffer.supply import Supply, TaskOrder
+from agentrl.buffer.supply import AdaptiveOrder, Supply, TaskOrder
 from agentrl.buffer.training import Training
 from agentrl.buffer_api import BatchGrant, EvaluationResult, JournalMark, Outcome, RollbackReply, TicketGrants, TrainedReply
-from agentrl.errors import ConfigError, Failure, JournalError, StaleIncarnation
+from agentrl.errors import ConfigError, Failure, JournalError, RecipeCodeError, StaleIncarnation
 from agentrl.types import CloseCause, Task, Trajectory
 from agentrl.wire import decode_trajectory
 
 __all__ = ["BufferSettings", "Caller", "EvalSettings", "ReplayBuffer"]
 
 EvaluationHook = Callable[[EvaluationResult], Mapping[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,7 @@ class ReplayBuffer:
 
     Args:
         directory: of the journal. An existing one is folded: the buffer goes on where it ended.
-        tasks: the training tasks; None where the run only evaluates.
+        tasks: the training tasks; None where the run only evaluates. An `AdaptiveOrder` is told of every group.
         eval_tasks: tasks by held-out set.
         incarnation: of this buffer, newer than any before.
         run: incarnation of the run. A newer one than the journal's is a resume: every open ticket is lost. The same one is a restart of
@@ -61,6 +64,7 @@ class ReplayBuffer:
     Raises:
         JournalError: another process holds the journal, or it was altered.
         ConfigError: the settings name something that is not there.
+        RecipeCodeError: the adaptive order failed on what the journal told it.
     """
 
     def __init__(
@@ -80,13 +84,15 @@ class ReplayBuffer:
         self._eval_tasks = dict(eval_tasks or {})
         if missing := settings.eval_sets.keys() - self._eval_tasks.keys():
             raise ConfigError(f"no tasks were given for eval sets {sorted(missing)}")
-        select = resolve_select(settings.select)
+        select, judge = resolve_select(settings.select), Judge(settings)
+        self._adaptive = tasks if isinstance(tasks, AdaptiveOrder) else None
         self._heartbeats: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
         self._directory = directory
         self.journal = Journal(directory, incarnation=incarnation, segment_bytes=settings.segment_bytes, lock_deadline_s=lock_deadline_s)
         try:
             self.state = self._fold(keep=settings.keep_checkpoints)
-            self._supply = Supply(self.state, self._write, clock, tasks, self._eval_tasks)
+            self._tell_order()
+            self._supply = Supply(self.state, self._write, clock, tasks, self._eval_tasks, judge)
             self._training = Training(self.state, self._write, clock, self.journal, select)
             self._write(IncarnationBegun(t=clock(), role="buffer", index=0, incarnation=incarnation))
             if run > self.state.incarnations.get((DRIVER, 0), -1):
@@ -139,11 +145,11 @@ class ReplayBuffer:
         """Up to `want` tickets. Idempotent by (worker incarnation, request). While the journal cannot be written, none."""
         if self.journal.trouble is not None:
             raise JournalError(f"admission is closed: the journal cannot be written: {self.journal.trouble}")
-        return self._supply.take(worker=caller.index, incarnation=caller.incarnation, request=request, want=want)
+        return self._or_end(lambda: self._supply.take(worker=caller.index, incarnation=caller.incarnation, request=request, want=want))
 
     def close_tickets(self, outcomes: Sequence[Outcome]) -> tuple[bool, ...]:
         """Take outcomes; False where the ticket had one already. Idempotent by ticket."""
-        taken = self._supply.close(outcomes)
+        taken = self._or_end(lambda: self._supply.close(outcomes))
         self._advance()
         return taken
 
@@ -151,7 +157,7 @@ class ReplayBuffer:
 
     def take_batch(self, caller: Caller, *, number: int) -> BatchGrant | None:
         """The learner's `number`-th batch, where it is there. Idempotent by (learner incarnation, number), the same for every rank."""
-        return self._training.take(incarnation=self._group(caller), number=number)
+        return self._or_end(lambda: self._training.take(incarnation=self._group(caller), number=number))
 
     def batch_trained(
         self,
@@ -201,6 +207,8 @@ class ReplayBuffer:
         if self._training.forgot(manifest):
             self.commit()
             self.state = self._supply.state = self._training.state = self._fold(keep=None)
+            if self.state.groups.news is not None:
+                self.state.groups.news.clear()  # all of it was told when it happened
         reply = self._training.rollback(incarnation=self._group(caller), manifest=manifest)
         self._advance()
         return reply
@@ -271,6 +279,25 @@ class ReplayBuffer:
         if self.journal.trouble is not None:
             raise JournalError(f"the journal cannot be written: {self.journal.trouble}")
         self.state.apply(record, self.journal.append(record))
+        self._tell_order()
+
+    def _tell_order(self) -> None:
+        """Tell an adaptive order what has happened to groups, each thing once. Where it failed, the next buffer tells it all from the journal."""
+        news = self.state.groups.news
+        while self._adaptive is not None and news and self.state.phase != "failed":
+            one = news.popleft()
+            if one.rewards is None:
+                self._adaptive.issued(one.ordinal, one.task)
+            else:
+                self._adaptive.finished(one.ordinal, one.rewards)
+
+    def _or_end(self, call: Callable[[], T]) -> T:
+        """The answer to a call that may run the recipe's own code. Where that fails, the run ends, and the call is answered as in a failed run."""
+        try:
+            return call()
+        except RecipeCodeError as error:
+            self.fail(Failure.of(error))
+            return call()
 
     def _fold(self, *, keep: int | None) -> RunState:
         """The state the journal's records make.
@@ -280,6 +307,7 @@ class ReplayBuffer:
         """
         state = RunState(self.settings, keep=keep)
         state.keeps_data = False
+        state.groups.news = None if self._adaptive is None else deque()
         for location, record in journals.read(self._directory):
             if isinstance(record, Rollback) and not within(state.batches.settled, record.consumed):
                 return self._fold(keep=None)  # it gives back what has been forgotten
@@ -294,6 +322,8 @@ class ReplayBuffer:
             allowed = f"the recipe allows {self.settings.max_failed_share:.0%} (buffer.max_failed_share)"
             reasons = f"{state.tickets.failures()}; {allowed}. More is in logs/worker-*.log"
             self.fail(Failure(kind="TooManyFailures", message=reasons))
+        if state.halt is None and state.groups.filtered_in_row >= self.settings.filtered_limit:
+            self.fail(Failure(kind="NothingToTrainOn", message=self._nothing_left()))
         if state.halt is not None:
             return
         if state.versions.serving and state.training_over:
@@ -311,6 +341,18 @@ class ReplayBuffer:
                     n=self.settings.eval_sets[name].n,
                 )
             )
+
+    def _nothing_left(self) -> str:
+        settings, groups = self.settings, self.state.groups
+        part = f" of {settings.filter_part}" if settings.filter_part else ""
+        rule = f"buffer.filter is {settings.filter}{part}" + (
+            f", buffer.stops drops {', '.join(settings.dropped_stops)}" if settings.dropped_stops else ""
+        )
+        return (
+            f"the last {groups.filtered_in_row} complete groups were dropped before training, {groups.filtered} of {groups.completed} in all "
+            f"(samples dropped by cause: {groups.ledger.dropped()}): {rule}. Are the tasks all too easy or all too hard for the policy? "
+            "buffer.max_filtered_in_row is the bound"
+        )
 
     def _evaluation_to_open(self) -> tuple[str, str, int] | None:
         """(stage, set, step): a periodic one is of the step that called for it, also where the learner has gone on since."""

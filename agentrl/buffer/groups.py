@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentrl.buffer.admission import Admission
 from agentrl.buffer.journal import Location
 from agentrl.buffer.ledger import BUFFERED, DROPPED, IN_FLIGHT, NOT_ISSUED, TRAINED, TRAINING, Ledger
+from agentrl.buffer.records import TaskIssued, Verdict
+from agentrl.buffer.summary import TrajectorySummary
 from agentrl.errors import ReplayBufferError
 from agentrl.types import INFRASTRUCTURE_CAUSES, CloseCause, Purpose, Ticket
 
-__all__ = ["GROUP_INCOMPLETE", "NONFINITE", "SAMPLE_EXHAUSTED", "Group", "GroupState", "Groups", "Held", "Sample"]
+__all__ = ["FILTERED", "GROUP_INCOMPLETE", "NONFINITE", "SAMPLE_EXHAUSTED", "STOPPED", "Group", "GroupNews", "GroupState", "Groups", "Held", "Sample"]
 
-GROUP_INCOMPLETE = "group_incomplete"  # a sample exhausted its attempts: the whole group goes
+MIN_PARTIAL_GROUP = 2  # a group of one has no baseline, but for a greedy one
+FILTERED = "filtered"  # the filter did not keep the group
+STOPPED = "stop_"  # + stop reason: the recipe drops trajectories that stopped so
+GROUP_INCOMPLETE = "group_incomplete"  # a sample exhausted its attempts, or stops left too few: the whole group goes
 SAMPLE_EXHAUSTED = "sample_exhausted"  # ... or, with partial_groups, the sample alone
 NONFINITE = "nonfinite"  # no update of its batch was finite
 
@@ -26,6 +31,7 @@ class Held:
 
     location: Location
     versions: tuple[int, ...]
+    summary: TrajectorySummary
     data: bytes | None  # None: read it from the journal
 
 
@@ -74,6 +80,7 @@ class Group:
     ordinal: int
     task: str  # its id
     samples: list[Sample]
+    greedy: bool = False  # the last sample is the baseline, played at temperature 0
     state: GroupState = GroupState.RUNNING
     uses: int = 0  # surviving batches it is or was in
     settled: bool = False  # every kept checkpoint names its first batch consumed
@@ -84,14 +91,38 @@ class Group:
         return all(sample.held is not None or sample.given_up for sample in self.samples)
 
     @property
+    def baseline(self) -> int | None:
+        """k of the greedy sample; None where it has none."""
+        return len(self.samples) - 1 if self.greedy else None
+
+    @property
+    def fewest(self) -> int:
+        """Trajectories to train on, the baseline aside, below which the group is dropped."""
+        return 1 if self.greedy else min(MIN_PARTIAL_GROUP, len(self.samples))
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Total rewards of its trajectories, by k, the baseline aside."""
+        return tuple(held.summary.reward for held in self.held if held.summary.k != self.baseline)
+
+    @property
     def held(self) -> list[Held]:
-        """Its trajectories, by k."""
+        """Its trajectories, by k, a baseline last."""
         return [sample.held for sample in self.samples if sample.held is not None]
 
     @property
     def versions(self) -> set[int]:
         """Of its generated tokens."""
         return {version for held in self.held for version in held.versions}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNews:
+    """A group was issued, or (`rewards` is set) it is complete or dropped."""
+
+    ordinal: int
+    task: str  # its id
+    rewards: tuple[float, ...] | None = None  # of the trajectories it has, by k
 
 
 @dataclass(slots=True)
@@ -103,6 +134,10 @@ class Groups:
     by_ordinal: dict[int, Group] = field(default_factory=dict)
     frontier: int = 0  # the next ordinal: groups are issued in order
     reusable: set[int] = field(default_factory=set)  # trained groups with uses left
+    completed: int = 0  # groups that were complete
+    filtered: int = 0  # ... and were dropped then, by the filter or because stops left too few of their trajectories
+    filtered_in_row: int = 0  # ... since the last that was kept
+    news: deque[GroupNews] | None = None  # in the order of the records, for who takes them off; None: nobody does
     _waiting: list[tuple[int, int]] = field(default_factory=list)  # heap of samples that want a ticket; some entries are outdated
     _ready: list[int] = field(default_factory=list)  # heap of complete groups; some entries are outdated
 
@@ -146,12 +181,14 @@ class Groups:
             heapq.heappush(self._ready, ordinal)
         return [self.by_ordinal[ordinal] for ordinal in found]
 
-    def issue(self, ordinal: int, task: str, n: int) -> None:
+    def issue(self, record: TaskIssued) -> None:
         """A group is admitted."""
-        self.by_ordinal[ordinal] = Group(ordinal=ordinal, task=task, samples=[Sample() for _ in range(n)])
+        ordinal, n = record.ordinal, record.n
+        self.by_ordinal[ordinal] = Group(ordinal=ordinal, task=record.task, samples=[Sample() for _ in range(n)], greedy=record.greedy)
         self.frontier = max(self.frontier, ordinal + 1)
         self.admission.admit()
         self.ledger.want(n)
+        self._tell(GroupNews(ordinal, record.task))
         for k in range(n):
             self.put_back(ordinal, k)
 
@@ -160,27 +197,28 @@ class Groups:
         self.by_ordinal[ticket.ordinal].samples[ticket.k].issue(ticket.attempt)
         self.ledger.move(NOT_ISSUED, IN_FLIGHT)
 
-    def add(self, ticket: Ticket, held: Held) -> None:
+    def add(self, ticket: Ticket, held: Held, verdict: Verdict | None) -> None:
         """A ticket's outcome is a trajectory."""
         group = self.by_ordinal[ticket.ordinal]
         sample = group.samples[ticket.k]
         sample.open, sample.held = False, held
         self.ledger.move(IN_FLIGHT, BUFFERED)
-        self._completed(group)
+        self._completed(group, verdict)
 
-    def close(self, ticket: Ticket, cause: CloseCause, *, goes_on: bool, drop: str) -> list[Ticket]:
+    def close(self, ticket: Ticket, cause: CloseCause, *, goes_on: bool, drop: str, verdict: Verdict | None) -> list[Ticket]:
         """A ticket's outcome is none. Returns the group's other open tickets, which close with it where it is dropped."""
         group = self.by_ordinal[ticket.ordinal]
         group.samples[ticket.k].close(cause)
         self.ledger.move(IN_FLIGHT, NOT_ISSUED)
         if drop:
+            self._tell(GroupNews(group.ordinal, group.task, group.rewards))
             return self._drop(group, drop)
         if goes_on:
             self.put_back(*ticket.sample)
         else:
             group.samples[ticket.k].given_up = True
             self.ledger.move(NOT_ISSUED, DROPPED + SAMPLE_EXHAUSTED)
-            self._completed(group)
+            self._completed(group, verdict)
         return []
 
     def take(self, ordinal: int, *, first: bool) -> None:
@@ -251,11 +289,29 @@ class Groups:
         if found != (self.admission.running, self.admission.buffered) or states[GroupState.TRAINING] > self.admission.training:
             raise ReplayBufferError(f"admission counts {self.admission.__dict__}, but the groups are {dict(states)}")
 
-    def _completed(self, group: Group) -> None:
-        if group.complete:
-            group.state = GroupState.BUFFERED
-            self.admission.complete()
-            heapq.heappush(self._ready, group.ordinal)
+    def _completed(self, group: Group, verdict: Verdict | None) -> None:
+        if not group.complete:
+            return
+        verdict = verdict or Verdict()
+        self._tell(GroupNews(group.ordinal, group.task, group.rewards))
+        self.completed += 1
+        for k in verdict.left_out:
+            sample = group.samples[k]
+            assert sample.held is not None, "a stop is that of a trajectory"
+            self.ledger.move(BUFFERED, DROPPED + STOPPED + sample.held.summary.stop)
+            sample.held, sample.given_up = None, True
+        if verdict.drop:
+            self.filtered, self.filtered_in_row = self.filtered + 1, self.filtered_in_row + 1
+            self._drop(group, verdict.drop)
+            return
+        self.filtered_in_row = 0
+        group.state = GroupState.BUFFERED
+        self.admission.complete()
+        heapq.heappush(self._ready, group.ordinal)
+
+    def _tell(self, news: GroupNews) -> None:
+        if self.news is not None:
+            self.news.append(news)
 
     def _drop(self, group: Group, cause: str) -> list[Ticket]:
         open_tickets = []

@@ -6,8 +6,9 @@ ignored, an unknown kind is an error.
     incarnation        a process is about to work; older incarnations of it are refused from here on
     task_issued        a group is admitted: n samples are wanted
     ticket_issued      a worker's request is answered with these tickets
-    trajectory         a ticket's outcome is a trajectory
-    ticket_closed      ... is none, by cause; the same record says what follows: another attempt, the sample given up, the group dropped
+    trajectory         a ticket's outcome is a trajectory; where it completes its group, the same record says what becomes of the group
+    ticket_closed      ... is none, by cause; the same record says what follows: another attempt, the sample given up (and what becomes of
+                       the group, where that completes it), the group dropped
     ticket_late        a result came for a ticket that had its outcome
     batch_taken        groups go into training, in this order
     batch_trained      ... and have been trained on; reserves the version the batch makes
@@ -27,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from agentrl.buffer.summary import TrajectorySummary
 from agentrl.errors import JournalError, WireError
 from agentrl.types import CloseCause, Ticket
 from agentrl.wire import decode_ticket, encode_ticket, pack, unpack
@@ -47,6 +49,7 @@ __all__ = [
     "TicketLate",
     "TicketsIssued",
     "TrajectoryAdded",
+    "Verdict",
     "VersionPublished",
     "VersionReserved",
     "VersionSuperseded",
@@ -55,6 +58,14 @@ __all__ = [
 ]
 
 Ranges = tuple[tuple[int, int], ...]  # [first, last] of batch ids, ascending, disjoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What becomes of a group when it is complete. It is part of the record that completes the group, so a crash leaves both or neither."""
+
+    left_out: tuple[int, ...] = ()  # k of trajectories dropped from it by their stops
+    drop: str = ""  # the cause the rest is dropped by; "" keeps it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +94,8 @@ class TaskIssued(Record):
     kind: ClassVar[str] = "task_issued"
     ordinal: int
     task: str  # its id
-    n: int
+    n: int  # samples, a greedy one included
+    greedy: bool = False  # the last sample is played at temperature 0: the group's baseline, never trained on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +116,9 @@ class TrajectoryAdded(Record):
     kind: ClassVar[str] = "trajectory"
     ticket: Ticket
     versions: tuple[int, ...]  # distinct versions of its generated tokens, ascending
+    summary: TrajectorySummary
     data: bytes  # as the worker sent it
+    verdict: Verdict | None = None  # on its group; None where that is not complete
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +135,7 @@ class TicketClosed(Record):
     detail: str = ""
     next: int | None = None
     drop: str = ""
+    verdict: Verdict | None = None  # on its group, where giving up the sample completes it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +270,14 @@ def _pairs(value: Any) -> Any:
     return tuple(tuple(item) for item in value)
 
 
+def _read_verdict(value: Any) -> Verdict | None:
+    return None if value is None else Verdict(left_out=tuple(value[0]), drop=value[1])
+
+
+def _write_verdict(verdict: Verdict | None) -> list[Any] | None:
+    return None if verdict is None else [list(verdict.left_out), verdict.drop]
+
+
 _READ: dict[str, Callable[[Any], Any]] = {
     "ticket": decode_ticket,
     "tickets": lambda value: tuple(decode_ticket(item) for item in value),
@@ -263,11 +286,15 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "engines": tuple,
     "groups": _pairs,
     "consumed": _pairs,
+    "summary": TrajectorySummary.from_plain,
+    "verdict": _read_verdict,
 }
 _WRITE: dict[str, Callable[[Any], Any]] = {
     "ticket": encode_ticket,
     "tickets": lambda value: [encode_ticket(item) for item in value],
     "cause": str,
+    "summary": TrajectorySummary.to_plain,
+    "verdict": _write_verdict,
 }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.errors import ConfigError, ReplayBufferError
+from agentrl.errors import ConfigError, RecipeCodeError
+from agentrl.resolve import called, resolve
 from agentrl.seeds import mix
 
 __all__ = ["Candidate", "Select", "choose", "resolve_select"]
@@ -20,6 +20,8 @@ class Candidate:
     ordinal: int
     uses: int  # batches it was in
     staleness: int  # of its oldest token, in the batch that is being made
+    task: str = ""  # its task's id
+    rewards: tuple[float, ...] = ()  # of its trajectories, by k
 
 
 Select = Callable[[Sequence[Candidate], int, int], Sequence[int]]
@@ -34,13 +36,12 @@ def resolve_select(select: str) -> Select:
     """
     if select in _BUILT_IN:
         return _BUILT_IN[select]
-    module, colon, name = select.partition(":")
-    if not colon:
+    if ":" not in select:
         raise ConfigError(f"buffer.replay.select must be oldest, uniform or module:function, got {select!r}")
     try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"buffer.replay.select: cannot find {select}: {error}") from error
+        function = resolve(select)
+    except ConfigError as error:
+        raise ConfigError(f"buffer.replay.select: {error}") from error
     if not callable(function):
         raise ConfigError(f"buffer.replay.select: {select} is not a function")
     return function  # type: ignore[no-any-return]
@@ -50,15 +51,15 @@ def choose(select: Select, candidates: Sequence[Candidate], count: int, *, seed:
     """The ordinals of `count` candidates (all of them where there are fewer), checked.
 
     Raises:
-        ReplayBufferError: the function did not do what it should.
+        RecipeCodeError: the function raised, or did not do what it should.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.ordinal)
     count = min(count, len(ordered))
     if count == 0:
         return []
-    chosen = list(select(ordered, count, mix(seed, batch)))
+    chosen = called("buffer.replay.select", lambda: list(select(ordered, count, mix(seed, batch))))
     if len(set(chosen)) != count or not set(chosen) <= {candidate.ordinal for candidate in ordered}:
-        raise ReplayBufferError(f"buffer.replay.select returned {chosen}, expected {count} distinct ordinals of the candidates")
+        raise RecipeCodeError(f"buffer.replay.select returned {chosen}, expected {count} distinct ordinals of the candidates")
     return chosen
 
 

@@ -55,7 +55,7 @@ class RunState:
 
     def __init__(self, settings: BufferSettings, *, keep: int | None) -> None:
         self.settings = settings
-        self.groups = Groups(admission=Admission(max_staleness=settings.max_staleness, groups_per_batch=settings.groups_per_batch))
+        self.groups = Groups(admission=Admission(limit=settings.group_limit))
         self.tickets = Tickets(window=settings.samples_per_batch)
         self.batches = Batches(keep=keep)
         self.versions = Versions()
@@ -71,7 +71,7 @@ class RunState:
         self._told_phase = "starting"
         self._fold: dict[type[Record], Callable[[Any, Location], None]] = {
             IncarnationBegun: self._incarnation,
-            TaskIssued: lambda r, _: self.groups.issue(r.ordinal, r.task, r.n),
+            TaskIssued: lambda r, _: self.groups.issue(r),
             TicketsIssued: self._issued,
             TrajectoryAdded: self._trajectory,
             TicketClosed: self._closed,
@@ -161,6 +161,7 @@ class RunState:
         elif record.role == DRIVER:  # new engines, which hold no version yet
             self.versions.serving, self.halt = False, None
             self.tickets.new_window()
+            self.groups.filtered_in_row = 0
 
     def _issued(self, record: TicketsIssued, _: Location) -> None:
         run = self.incarnations.get((DRIVER, 0), 0)
@@ -169,17 +170,21 @@ class RunState:
             (self.groups if ticket.purpose is Purpose.TRAIN else self.evaluations).start(ticket)
 
     def _trajectory(self, record: TrajectoryAdded, location: Location) -> None:
-        held = Held(location=location, versions=record.versions, data=record.data if self.keeps_data else None)
-        (self.groups if record.ticket.purpose is Purpose.TRAIN else self.evaluations).add(record.ticket, held)
+        held = Held(location=location, versions=record.versions, summary=record.summary, data=record.data if self.keeps_data else None)
+        if record.ticket.purpose is Purpose.TRAIN:
+            self.groups.add(record.ticket, held, record.verdict)
+        else:
+            self.evaluations.add(record.ticket, held)
         self.tickets.close(record.ticket, CloseCause.TRAJECTORY, trajectory=record.data, told=True)
 
     def _closed(self, record: TicketClosed, _: Location) -> None:
-        by_buffer = record.cause in (CloseCause.LOST, CloseCause.RUN_END, CloseCause.GROUP_CLOSED)
-        self.tickets.close(record.ticket, record.cause, detail=record.detail, told=not by_buffer)
-        if record.ticket.purpose is Purpose.TRAIN:
-            self._cancelled(self.groups.close(record.ticket, record.cause, goes_on=record.next is not None, drop=record.drop))
+        ticket, cause, goes_on = record.ticket, record.cause, record.next is not None
+        by_buffer = cause in (CloseCause.LOST, CloseCause.RUN_END, CloseCause.GROUP_CLOSED)
+        self.tickets.close(ticket, cause, detail=record.detail, told=not by_buffer)
+        if ticket.purpose is Purpose.TRAIN:
+            self._cancelled(self.groups.close(ticket, cause, goes_on=goes_on, drop=record.drop, verdict=record.verdict))
         else:
-            self.evaluations.close(record.ticket, record.cause, goes_on=record.next is not None)
+            self.evaluations.close(ticket, cause, goes_on=goes_on)
 
     def _cancelled(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -220,6 +225,8 @@ class RunState:
             running=admission.running,
             buffered=admission.buffered,
             training=admission.training,
+            completed=self.groups.completed,
+            filtered=self.groups.filtered,
             dropped=self.groups.ledger.dropped(),
             late=self.tickets.late.total(),
             reused=sum(use > 0 for _, use, _ in batch.taken.groups),

@@ -17,7 +17,7 @@ def status(state: RunState, journal: Journal, heartbeats: Heartbeats, now: float
     """What the buffer knows of the run.
 
     Returns:
-        phase, step, total_steps, progress, elapsed_s, halt; `admission` in groups; `ledger` and `eval_ledger` in samples; `tickets`;
+        phase, step, total_steps, progress, elapsed_s, halt; `admission` and `filter` in groups; `ledger` and `eval_ledger` in samples; `tickets`;
         `versions`; `evaluation` (the running one); `failed_share`; `journal`; `event` (number of the newest); `incarnations`, `urls` and
         `heartbeats` by process, e.g. "worker-0".
     """
@@ -31,6 +31,7 @@ def status(state: RunState, journal: Journal, heartbeats: Heartbeats, now: float
         "elapsed_s": state.elapsed_s(now),
         "halt": None if halt is None else {"phase": halt.phase, "reason": halt.reason, "failure": dict(halt.failure)},
         "admission": {"running": admission.running, "buffered": admission.buffered, "training": admission.training, "limit": admission.limit},
+        "filter": {"completed": state.groups.completed, "filtered": state.groups.filtered, "in_row": state.groups.filtered_in_row},
         "ledger": state.groups.ledger.balance(),
         "eval_ledger": state.evaluations.ledger.balance(),
         "dropped": state.groups.ledger.dropped(),

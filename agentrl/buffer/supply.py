@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from agentrl.buffer.filters import Judge
 from agentrl.buffer.groups import GROUP_INCOMPLETE, Sample
-from agentrl.buffer.records import Record, TaskIssued, TicketClosed, TicketLate, TicketsIssued, TrajectoryAdded
+from agentrl.buffer.records import Record, TaskIssued, TicketClosed, TicketLate, TicketsIssued, TrajectoryAdded, Verdict
 from agentrl.buffer.state import DRIVER, RunState
+from agentrl.buffer.summary import TrajectorySummary
 from agentrl.buffer.tickets import digest
 from agentrl.buffer_api import Grant, Outcome, TicketGrants
-from agentrl.errors import ReplayBufferError, WireError
+from agentrl.errors import RecipeCodeError, ReplayBufferError, WireError
 from agentrl.seeds import sample_seed
 from agentrl.types import INFRASTRUCTURE_CAUSES, CloseCause, Purpose, Task, Ticket, Trajectory
 from agentrl.wire import decode_trajectory
 
-__all__ = ["MIN_PARTIAL_GROUP", "Supply", "TaskOrder"]
+__all__ = ["AdaptiveOrder", "Supply", "TaskOrder"]
 
-MIN_PARTIAL_GROUP = 2  # a group of one has no baseline
+GREEDY = 0.0  # the temperature of a group's baseline
 _CAUSES_OF_WORKERS = INFRASTRUCTURE_CAUSES | {CloseCause.TRAJECTORY}
 _HOPELESS = frozenset({CloseCause.PROMPT_LIMIT})  # another attempt would end the same way
 
@@ -32,7 +34,18 @@ class TaskOrder(Protocol):
         """Tasks per epoch."""
 
     def task(self, ordinal: int) -> Task:
-        """The task at a place of the order; the same every time."""
+        """The task at a place of the order; the same every time, once it was issued."""
+
+
+@runtime_checkable
+class AdaptiveOrder(TaskOrder, Protocol):
+    """An order that follows what happens: it is told of every group, in the order of the journal, live and in recovery alike."""
+
+    def issued(self, ordinal: int, task: str) -> None:
+        """The task of this id has the ordinal, for good."""
+
+    def finished(self, ordinal: int, rewards: Sequence[float]) -> None:
+        """The ordinal's group is complete or was dropped; it had these total rewards. Once for every ordinal."""
 
 
 class Supply:
@@ -41,6 +54,7 @@ class Supply:
     Args:
         write: journals a record and folds it into `state`.
         now: seconds since the epoch.
+        judge: decides on complete groups.
     """
 
     def __init__(
@@ -50,8 +64,10 @@ class Supply:
         now: Callable[[], float],
         tasks: TaskOrder | None,
         eval_tasks: Mapping[str, Sequence[Task]],
+        judge: Judge,
     ) -> None:
-        self.state, self._write, self._now, self._tasks, self._eval_tasks = state, write, now, tasks, eval_tasks
+        self.state, self._write, self._now, self._judge = state, write, now, judge
+        self._tasks, self._eval_tasks = tasks, eval_tasks
 
     def take(self, *, worker: int, incarnation: int, request: int, want: int) -> TicketGrants:
         """Up to `want` tickets: of the running evaluation first, then of the oldest groups, then of groups admitted for it."""
@@ -70,9 +86,10 @@ class Supply:
         Raises:
             WireError, TrajectoryError: a trajectory is not what its ticket wants. No outcome of the call was taken.
             ReplayBufferError: no such ticket was ever issued, or a cause only the buffer gives.
+            RecipeCodeError: the recipe's filter failed. The outcomes before it were taken.
         """
-        versions = [self._checked(outcome) for outcome in outcomes]
-        return tuple(self._close(outcome, seen) for outcome, seen in zip(outcomes, versions, strict=True))
+        trajectories = [self._checked(outcome) for outcome in outcomes]
+        return tuple(self._close(outcome, trajectory) for outcome, trajectory in zip(outcomes, trajectories, strict=True))
 
     def lose(self, worker: int) -> None:
         """A worker died: its open tickets are lost."""
@@ -124,7 +141,8 @@ class Supply:
         if found is None and state.groups.admission.room and self._tasks is not None:
             ordinal = state.groups.frontier
             task = self._tasks.task(ordinal)
-            self._write(TaskIssued(t=self._now(), ordinal=ordinal, task=task.id, n=state.settings.group_size))
+            n, greedy = state.settings.samples_per_group, state.settings.greedy_baseline
+            self._write(TaskIssued(t=self._now(), ordinal=ordinal, task=task.id, n=n, greedy=greedy))
             found = state.groups.next_waiting()
         if found is None:
             return None
@@ -146,33 +164,45 @@ class Supply:
                     f"task {ticket.ordinal} of the run was {group.task!r} and is now {task.id!r}: the task files or their order changed; "
                     "start a new run (--fresh) or restore them"
                 )
+            if group is not None and ticket.k == group.baseline:
+                temperature = GREEDY
         return Grant(ticket=ticket, task=task, temperature=temperature, seed=seed)
 
-    def _checked(self, outcome: Outcome) -> tuple[int, ...]:
-        """The distinct versions of an outcome's trajectory, which is validated."""
+    def _checked(self, outcome: Outcome) -> Trajectory | None:
+        """An outcome's trajectory, validated; None where it has none or its ticket is closed."""
         ticket, state = outcome.ticket, self.state
         if outcome.cause not in _CAUSES_OF_WORKERS:
             raise ReplayBufferError(f"{ticket.name}: a worker cannot close a ticket as {outcome.cause}")
         if ticket.purpose is Purpose.TRAIN and ticket.ordinal >= state.groups.frontier:
             raise ReplayBufferError(f"{ticket.name}: this ticket was never issued")
         if outcome.trajectory is None or ticket.name not in state.tickets.open:
-            return ()
+            return None
         trajectory = decode_trajectory(outcome.trajectory)
         if trajectory.ticket != ticket:
             raise WireError(f"the trajectory given for {ticket.name} is one of {trajectory.ticket.name}")
         versions = _versions(trajectory)
         if versions and not state.versions.known(versions[-1]):
             raise WireError(f"{ticket.name}: tokens of version {versions[-1]}, but the newest is {state.versions.next - 1}")
-        return versions
+        return trajectory
 
-    def _close(self, outcome: Outcome, versions: tuple[int, ...]) -> bool:
+    def _close(self, outcome: Outcome, trajectory: Trajectory | None) -> bool:
         ticket = outcome.ticket
         if ticket.name not in self.state.tickets.open:
             return self._again(outcome)
-        if outcome.trajectory is None:
+        if outcome.trajectory is None or trajectory is None:
             self._close_without(ticket, outcome.cause, outcome.detail)
-        else:
-            self._write(TrajectoryAdded(t=self._now(), ticket=ticket, versions=versions, data=outcome.trajectory))
+            return True
+        summary = TrajectorySummary.of(trajectory)
+        self._write(
+            TrajectoryAdded(
+                t=self._now(),
+                ticket=ticket,
+                versions=_versions(trajectory),
+                summary=summary,
+                data=outcome.trajectory,
+                verdict=self._verdict(ticket, summary),
+            )
+        )
         return True
 
     def _again(self, outcome: Outcome) -> bool:
@@ -189,10 +219,11 @@ class Supply:
     def _close_without(self, ticket: Ticket, cause: CloseCause, detail: str) -> None:
         if ticket.name not in self.state.tickets.open:
             return  # its group was dropped a moment ago
-        following, drop = self._verdict(ticket, cause)
-        self._write(TicketClosed(t=self._now(), ticket=ticket, cause=cause, detail=detail, next=following, drop=drop))
+        following, drop = self._following(ticket, cause)
+        verdict = None if following is not None or drop else self._verdict(ticket, None)
+        self._write(TicketClosed(t=self._now(), ticket=ticket, cause=cause, detail=detail, next=following, drop=drop, verdict=verdict))
 
-    def _verdict(self, ticket: Ticket, cause: CloseCause) -> tuple[int | None, str]:
+    def _following(self, ticket: Ticket, cause: CloseCause) -> tuple[int | None, str]:
         """What follows a ticket that closes without a trajectory: (next attempt or None, cause the group is dropped by or "")."""
         state, settings = self.state, self.state.settings
         sample = (state.groups if ticket.purpose is Purpose.TRAIN else state.evaluations).sample(ticket)
@@ -201,8 +232,28 @@ class Supply:
             return ticket.attempt + 1, ""
         if ticket.purpose is Purpose.EVAL:
             return None, ""
-        others = sum(not other.given_up for other in state.groups.by_ordinal[ticket.ordinal].samples) - 1
-        return None, "" if settings.partial_groups and others >= MIN_PARTIAL_GROUP else GROUP_INCOMPLETE
+        group = state.groups.by_ordinal[ticket.ordinal]
+        others = sum(not other.given_up for k, other in enumerate(group.samples) if k not in (ticket.k, group.baseline))
+        enough = others >= group.fewest and ticket.k != group.baseline  # without its baseline a group has no advantages
+        return None, "" if settings.partial_groups and enough else GROUP_INCOMPLETE
+
+    def _verdict(self, ticket: Ticket, arrived: TrajectorySummary | None) -> Verdict | None:
+        """What becomes of the ticket's group where its outcome completes it: `arrived`, or the sample given up."""
+        group = self.state.groups.by_ordinal.get(ticket.ordinal) if ticket.purpose is Purpose.TRAIN else None
+        if group is None:
+            return None
+        others = [sample for k, sample in enumerate(group.samples) if k != ticket.k]
+        if any(sample.held is None and not sample.given_up for sample in others):
+            return None
+        summaries = [sample.held.summary for sample in others if sample.held is not None]
+        assert self._tasks is not None, "there are training groups"
+        source = self._tasks.task(group.ordinal).source
+        try:
+            return self._judge.verdict(group, source, summaries + ([] if arrived is None else [arrived]))
+        except RecipeCodeError:
+            if self.state.phase != "failed":
+                raise
+            return None  # it is what failed the run: the group is kept, so that nothing is lost
 
     def _exhausted(self, sample: Sample, cause: CloseCause) -> bool:
         settings = self.state.settings

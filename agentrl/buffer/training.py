@@ -225,7 +225,7 @@ class Training:
             group = state.groups.by_ordinal[ordinal]
             staleness = state.versions.staleness(group.versions, step)
             if group.uses < state.settings.reuse and (limit is None or staleness <= limit):
-                found.append(Candidate(ordinal=ordinal, uses=group.uses, staleness=staleness))
+                found.append(Candidate(ordinal=ordinal, uses=group.uses, staleness=staleness, task=group.task, rewards=group.rewards))
         return found
 
     def _grant(self, batch: Batch) -> BatchGrant:

@@ -12,6 +12,7 @@ import numpy as np
 from agentrl.env import StepResult
 from agentrl.errors import EnvironmentFailure
 from agentrl.rollout.completion import Completion
+from agentrl.rollout.over_long import PART, OverLong
 from agentrl.rollout.tokens import Encoded, Tokens
 from agentrl.types import CloseCause, Reward, StopReason, Task, Ticket, Trajectory, Turn
 
@@ -28,6 +29,7 @@ class Assignment:
     temperature: float = 1.0  # 0 is greedy
     worker: int = 0
     incarnation: int = 0
+    over_long: OverLong | None = None  # the penalty on length, where there is one
 
 
 class TrajectoryBuilder:
@@ -87,7 +89,11 @@ class TrajectoryBuilder:
         self._earn(result.parts, end - 1)
 
     def finish(self, stop: StopReason) -> Trajectory:
-        """The trajectory of the turns added."""
+        """The trajectory of the turns added. What its length costs lands on its last generated token."""
+        asked = self._assignment
+        if asked.over_long is not None and self._turns:
+            generated = sum(end - start for start, end in (turn.completion for turn in self._turns))
+            self._earn({PART: asked.over_long.penalty(generated)}, self._turns[-1].completion[1] - 1)
         token_ids = self.token_ids
         loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
         behaviour_logprobs = np.zeros(len(token_ids), dtype=np.float32)
@@ -97,7 +103,6 @@ class TrajectoryBuilder:
             loss_mask[written] = 1
             behaviour_logprobs[written] = completion.logprobs
             versions[written] = completion.versions
-        asked = self._assignment
         return Trajectory(
             ticket=asked.ticket,
             task_id=asked.task.id,

@@ -25,8 +25,9 @@ from agentrl.rollout.engine_policy import EnginePolicy
 from agentrl.rollout.episode import run_episode
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.over_long import OverLong
 from agentrl.rollout.tokens import TokenEncoder
-from agentrl.types import CloseCause, Trajectory
+from agentrl.types import CloseCause, Purpose, Trajectory
 from agentrl.wire import encode_trajectory
 
 __all__ = ["RolloutWorker", "TicketClient", "cause_of"]
@@ -80,6 +81,7 @@ class RolloutWorker:
         self._encoder = encoder
         self._recipe = recipe
         self._limits = Limits.of(recipe.limits)
+        self._over_long = OverLong.of(recipe.over_long)
         self._index = index
         self._incarnation = incarnation
         ahead = int(recipe.concurrency * AHEAD_SHARE)
@@ -210,6 +212,7 @@ class RolloutWorker:
             temperature=grant.temperature,
             worker=self._index,
             incarnation=self._incarnation,
+            over_long=self._over_long if grant.ticket.purpose is Purpose.TRAIN else None,  # an evaluation measures answers
         )
         with self._fleet.seat() as seat:
             policy = EnginePolicy(

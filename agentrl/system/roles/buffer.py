@@ -12,6 +12,7 @@ from agentrl.buffer.app import create_app
 from agentrl.buffer.buffer import BufferSettings, ReplayBuffer
 from agentrl.buffer_api import EvaluationResult
 from agentrl.config.recipe import Recipe
+from agentrl.data.curriculum import CurriculumOrder, make_curriculum
 from agentrl.data.order import TaskOrder, total_steps
 from agentrl.data.prompts import within_limit
 from agentrl.data.sources import load_tasks
@@ -45,12 +46,14 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     serve_app(create_app(buffer), on_ready=on_ready, stop=stop)
 
 
-def _training_order(recipe: Recipe, encoder: TokenEncoder) -> TaskOrder:
+def _training_order(recipe: Recipe, encoder: TokenEncoder) -> TaskOrder | CurriculumOrder:
     tasks = load_tasks(recipe.tasks.train, seed=recipe.seed)
     limit, over_long = recipe.rollout.limits.prompt_tokens, recipe.tasks.over_long
     fitting, filtered = within_limit(tasks, count=partial(_own_tokens, encoder), limit=limit, over_long=over_long)
     if filtered:
         log.warning("%d of %d training tasks are left out: their text is longer than %d tokens", filtered, len(tasks), limit)
+    if (curriculum := recipe.tasks.curriculum) is not None:
+        return make_curriculum(curriculum.factory, curriculum.options, fitting)
     return TaskOrder(fitting, recipe.tasks.train, seed=recipe.seed, shuffle=recipe.tasks.shuffle)
 
 

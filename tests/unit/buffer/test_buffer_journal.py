@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.buffer.journal import Journal, read, segments
-from agentrl.buffer.records import Record, TaskIssued, TrajectoryAdded, VersionSuperseded, decode_record, encode_record
+from agentrl.buffer.records import Record, TaskIssued, TrajectoryAdded, Verdict, VersionSuperseded, decode_record, encode_record
+from agentrl.buffer.summary import TrajectorySummary
 from agentrl.errors import JournalError
-from agentrl.types import Purpose, Ticket
+from agentrl.types import Purpose, StopReason, Ticket
 from agentrl.wire import pack, unpack
 
 TICKET = Ticket(purpose=Purpose.TRAIN, ordinal=7, k=1, attempt=0)
@@ -36,7 +37,9 @@ def ordinals(directory: Path) -> list[int]:
 
 def test_records_come_back_as_they_were_with_their_places(tmp_path: Path) -> None:
     journal = Journal(tmp_path, incarnation=1)
-    written: list[Record] = [record(0), TrajectoryAdded(t=1.0, ticket=TICKET, versions=(3, 4), data=b"\0\1"), VersionSuperseded(t=2.0, version=5)]
+    summary = TrajectorySummary(k=1, reward=0.5, parts={"right": 0.5}, stop=StopReason.TURN_LIMIT, length=9, generated=4)
+    added = TrajectoryAdded(t=1.0, ticket=TICKET, versions=(3, 4), summary=summary, data=b"\0\1", verdict=Verdict(left_out=(1,), drop="filtered"))
+    written: list[Record] = [record(0), added, VersionSuperseded(t=2.0, version=5)]
     places = [journal.append(one) for one in written]
     journal.write()
     assert list(read(tmp_path)) == list(zip(places, written, strict=True))

@@ -11,7 +11,7 @@ from buffer_play import Player, open_buffer, settings, taken_ordinals
 
 from agentrl.buffer.buffer import Caller
 from agentrl.buffer.replay import Candidate, choose, resolve_select
-from agentrl.errors import ConfigError, ReplayBufferError
+from agentrl.errors import ConfigError, RecipeCodeError
 
 
 def newest_first(candidates: Sequence[Candidate], count: int, seed: int) -> list[int]:
@@ -75,8 +75,8 @@ def test_a_rollback_gives_back_first_uses_and_takes_back_later_ones(tmp_path: Pa
     ("select", "message"),
     [
         ("newest", "must be oldest, uniform or module:function, got 'newest'"),
-        ("no.such.module:f", "cannot find no.such.module:f"),
-        ("agentrl.seeds:nothing", "cannot find agentrl.seeds:nothing"),
+        ("no.such.module:f", "no.such.module:f: module no.such.module cannot be imported"),
+        ("agentrl.seeds:nothing", "has no nothing"),
         ("agentrl.seeds:_MASK", "is not a function"),
     ],
 )
@@ -93,5 +93,5 @@ def test_choices_are_checked_and_uniform_ones_depend_on_the_seed_alone() -> None
     assert chosen != choose(uniform, candidates, 5, seed=1, batch=4)
     assert choose(resolve_select("oldest"), candidates, 30, seed=1, batch=3) == list(range(20))
     for wrong in ([1, 1], [1], [1, 99]):
-        with pytest.raises(ReplayBufferError, match="expected 2 distinct ordinals"):
+        with pytest.raises(RecipeCodeError, match="expected 2 distinct ordinals"):
             choose(lambda *_, wrong=wrong: wrong, candidates, 2, seed=1, batch=3)  # type: ignore[misc]
