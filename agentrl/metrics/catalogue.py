@@ -127,4 +127,6 @@ _EVALUATION = (
     metric("eval/<set>/version_high", "highest version that generated: the same as the lowest in the first and the last evaluation", "version"),
 )
 
-CATALOGUE: tuple[Metric, ...] = (*_RUN, *_BATCH, *LEARNER, *CRITIC, *_PACE, *_EVALUATION)
+_HEALTH = (metric("alarm/<name>", "1 in a step that raises this alarm of the recipe's `health.alarms`; else it is not there", "-"),)
+
+CATALOGUE: tuple[Metric, ...] = (*_RUN, *_BATCH, *LEARNER, *CRITIC, *_PACE, *_HEALTH, *_EVALUATION)

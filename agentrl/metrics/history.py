@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.metrics.alarms import read_alarms
+
 __all__ = ["History", "read_history", "read_rows"]
 
 _TRAINING_MARK = "batch/groups"  # in the line of a trained batch, and in no other
@@ -31,6 +33,7 @@ class History:
     training: dict[int, dict[str, float]]  # by step, ascending: the finite metrics of that step
     elapsed_s: float  # from the first line to the last, or as the run counted it
     evaluations: dict[str, list[dict[str, Any]]]  # by set, the headline set first: numbers, by ascending step
+    alarms: list[dict[str, Any]]  # lines of alarms.jsonl, of alarms and rollbacks, oldest first
     run: dict[str, Any]  # run.json
     recipe: str  # recipe.yaml
 
@@ -61,6 +64,7 @@ def read_history(run_dir: Path) -> History:
         training=training,
         elapsed_s=elapsed_s,
         evaluations=_evaluations(run_dir / "eval", run, steps if training else None),
+        alarms=read_alarms(run_dir),
         run=run,
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.exists() else "",
     )

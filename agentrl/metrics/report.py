@@ -35,6 +35,7 @@ def write_report(run_dir: Path) -> None:
     body = "".join(
         (
             section("Result", _cards(history, summary)),
+            section("Alarms", _alarms(history)) if history.alarms else "",
             section("Learning", _charts(_learning(history))),
             section("Asynchrony and throughput", _charts(_asynchrony(history, summary))),
             section("Optimisation", _charts(_optimisation(history))),
@@ -83,6 +84,18 @@ def _cards(history: History, summary: Mapping[str, Any]) -> str:
         came = f", from {_percent(before)}" if before is not None else ""
         cards.append(card(f"EM on {source}", _percent(part["em"]), _interval(part) + came))
     return f'<div class="cards">{"".join((*cards, *_pace_cards(summary)))}</div>'
+
+
+def _alarms(history: History) -> str:
+    """What was raised and what followed, in order."""
+    rows: list[tuple[str, ...]] = []
+    for line in history.alarms:
+        if line["kind"] == "alarm":
+            rows.append((f"step {line['step']}", line["alarm"], f"{line['metric']} is {line['value']}, {line['bound']}, since step {line['since']}"))
+        elif line["kind"] == "rollback":
+            scale = f"{line['learning_rate_scale']:g} times the recipe's learning rate from there on"
+            rows.append((f"step {line['step']}", f"rollback {line['number']}", f"to step {line['to_step']}, checkpoint {line['to']}; {scale}"))
+    return table(("", "", ""), rows)
 
 
 def _pace_cards(summary: Mapping[str, Any]) -> Iterable[str]:

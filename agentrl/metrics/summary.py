@@ -1,7 +1,8 @@
 """summary.json: what came out of a run, in one small file that scripts read.
 
     {"steps", "wall_s", "eval": {"set", "initial": {"em", "interval", "by_source", ...}, "final", "sets"}, "ledger", "staleness": {"mean",
-     "max", "histogram"}, "idle": {"engine", "learner"}, "tokens_per_s", "tokens_trained", "overlap", "multi_version_share", "memory_mb"}
+     "max", "histogram"}, "idle": {"engine", "learner"}, "tokens_per_s", "tokens_trained", "overlap", "multi_version_share", "memory_mb",
+     "alarms": [{"alarm", "step", "metric", "value", "bound", ...}], "rollbacks": [{"alarm", "step", "to_step", "learning_rate_scale", ...}]}
 
 What was not measured is null.
 """
@@ -53,6 +54,8 @@ def summary_of(history: History, *, ledger: Mapping[str, Any] | None = None, ove
         "tokens_trained": float(history.series("learner/tokens")[1].sum()),
         "updates_skipped": float(history.series("learner/updates_skipped")[1].sum()),
         "drops": _last(history, "drops/"),
+        "alarms": [line for line in history.alarms if line["kind"] == "alarm"],
+        "rollbacks": [line for line in history.alarms if line["kind"] == "rollback"],
         "memory_mb": {name.removeprefix("memory_mb/"): float(history.series(name)[1].max()) for name in history.names("memory_mb/")},
     }
 
