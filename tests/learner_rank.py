@@ -1,4 +1,5 @@
-"""One rank of a learner group under test: trains, loads somebody else's checkpoint, trains on, writes its own, meets a wrong batch.
+"""One rank of a learner group under test: trains, loads somebody else's checkpoint, trains on, writes its own, meets a wrong batch; then
+the same with adapters, critic and reference.
 
 Run as `python learner_rank.py RANK SIZE INIT_METHOD MODEL_DIR CHECKPOINTS OUT RECIPE_JSON`; rank 0 writes what it saw to OUT.
 """
@@ -10,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from learner_models_scene import full_recipe, play
 from learner_scene import random_groups
 
 from agentrl.buffer_api import JournalMark
@@ -31,22 +33,38 @@ def total(learner: Learner) -> float:
     return sum(float(tensor.double().abs().sum()) for bucket in learner.gather(4096) for _, tensor in bucket)
 
 
+def save(learner: Learner, root: Path, step: int, incarnation: int) -> None:
+    """Write and commit."""
+    pending = checkpoint.write(learner, root, step, incarnation)
+    if learner.ranks.first:
+        checkpoint.commit(pending, JournalMark(offset=0, consumed=(), frontier=0, step=step))
+
+
+def play_models(model_dir: Path, ranks: Ranks, checkpoints: Path) -> dict[str, object]:
+    """Policy by adapters, critic and reference: from the beginning, then from a checkpoint of somebody else."""
+    learner = Learner.build(full_recipe(), model_dir, ranks, checkpoints.parent)
+    seen: dict[str, object] = {"models_fresh": play(learner, range(4)), "models_gathered": total(learner)}
+    checkpoint.load(learner, next(checkpoint.manifests(checkpoints)))
+    seen["models_loaded"] = play(learner, range(2, 4))
+    save(learner, checkpoints, 4, 1)
+    return seen
+
+
 def main() -> None:
     """Play the scenario."""
     rank, size, init_method, model_dir, checkpoints, out, recipe = sys.argv[1:]
     ranks = Ranks.join(int(rank), int(size), init_method, "cpu", 60.0)
     learner = Learner.build(Recipe.model_validate_json(recipe), Path(model_dir), ranks, Path(checkpoints).parent)
-    seen = {"fresh": losses(learner, range(4)), "gathered": total(learner)}
+    seen: dict[str, object] = {"fresh": losses(learner, range(4)), "gathered": total(learner)}
     checkpoint.load(learner, next(checkpoint.manifests(Path(checkpoints))))
     seen["loaded"] = losses(learner, range(2, 4))
-    pending = checkpoint.write(learner, Path(checkpoints), 4, 1)
-    if ranks.first:
-        checkpoint.commit(pending, JournalMark(offset=0, consumed=(), frontier=0, step=4))
+    save(learner, Path(checkpoints), 4, 1)
     seen["after"] = losses(learner, range(4, 6))
     try:
         learner.train(TrainingBatch.of(random_groups(rank == "0"), {0: 0}), step=6, progress=0.0)
     except AgentRLError as error:
         seen["refused"] = str(error)
+    seen |= play_models(Path(model_dir), ranks, Path(f"{checkpoints}_models"))
     if ranks.first:
         Path(out).write_text(json.dumps(seen))
     ranks.leave()

@@ -89,6 +89,7 @@ class Backbone:
         for layer in self._transformer.layers:
             fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
         fully_shard(root, mesh=ranks.mesh, mp_policy=precision)
+        root.register_forward_hook(_reshard_root)  # after FSDP's own
 
     def _spare_last_mlp(self) -> None:
         """Run the last layer's MLP only where its output is read: what it adds elsewhere never is.
@@ -106,3 +107,13 @@ class Backbone:
         mlp = self._transformer.layers[-1].mlp
         mlp.register_forward_pre_hook(pick)
         mlp.register_forward_hook(put_back)
+
+
+def _reshard_root(root: Any, _: object, __: object) -> None:
+    """After a pass without gradient, let go of the root's gathered parameters.
+
+    FSDP keeps them for the backward pass, which reshards them. Where none comes they would take memory, hide the trained parameters
+    from whoever asks the model for them, and be used by the next pass even if an update has come between.
+    """
+    if not torch.is_grad_enabled():
+        root.reshard()

@@ -168,12 +168,12 @@ def _critic(recipe: Recipe, model_dir: Path, ranks: Ranks) -> tuple[CriticModel,
 
 
 def _reference(recipe: Recipe, model_dir: Path, ranks: Ranks, policy: PolicyModel) -> Reference | None:
-    """Where KL is measured. With LoRA and no path, the base under the adapters is the run's initial model."""
+    """Where KL is measured. With LoRA the base under the adapters is the run's initial model."""
     kl, model = recipe.algorithm.kl, recipe.model
     if kl.where == "none":
         return None
+    if policy.adapters is not None:
+        return Reference(policy)
     if kl.reference is not None:
         require_same_tokens(model_dir, kl.reference, key="algorithm.kl.reference")
-    elif policy.adapters is not None:
-        return Reference(policy)
     return Reference.load(kl.reference or model_dir, ranks, dtype=model.dtype, attention=model.attention)

@@ -10,6 +10,7 @@ A layer's weight W [O, I] acts as W + alpha / rank * up [O, R] down [R, I]; `up`
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ class Adapters:
         base = base_fingerprint(causal.named_parameters())
         config = LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=recipe.dropout, target_modules=recipe.target_modules)
         try:
-            inject_adapter_in_model(config, causal, adapter_name=_NAME)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # about tied layers, which are refused below
+                inject_adapter_in_model(config, causal, adapter_name=_NAME)
         except ValueError as error:  # no layer of these names, or one that peft has no adapters for
             raise ConfigError(f"model.lora.target_modules {recipe.target_modules!r}: {error}") from error
         _refuse_others(causal)

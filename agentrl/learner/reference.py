@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,11 +42,7 @@ class Reference:
             token_ids_BT: right-padded.
             wanted_BT: bool, the first column all false.
         """
-        if self._model.adapters is not None:
-            with self._model.adapters.off(self._model.causal):
-                logp_BT: Tensor = self._model(token_ids_BT, wanted_BT, temperature_B)[0]
-            return logp_BT
-        logp_BT = self._model(token_ids_BT, wanted_BT, temperature_B)[0]
-        root: Any = self._model
-        root.reshard()  # FSDP keeps the root's parameters gathered for a backward pass, which never comes
+        adapters = self._model.adapters
+        with nullcontext() if adapters is None else adapters.off(self._model.causal):
+            logp_BT: Tensor = self._model(token_ids_BT, wanted_BT, temperature_B)[0]
         return logp_BT

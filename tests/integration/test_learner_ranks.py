@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from learner_rank import losses, total
+from learner_models_scene import full_recipe, play
+from learner_rank import losses, save, total
 from learner_scene import tiny_model, tiny_recipe
+from torch import tensor
+from torch.testing import assert_close
 
-from agentrl.buffer_api import JournalMark
 from agentrl.learner import checkpoint
 from agentrl.learner.learner import Learner
 from agentrl.learner.ranks import Ranks
@@ -38,15 +40,20 @@ def run_ranks(size, model_dir, checkpoints, out, recipe):
 
 def test_two_ranks_train_like_one_and_read_each_others_checkpoints(tmp_path):
     recipe = tiny_recipe(
-        algorithm__loss={"form": "decoupled"}, algorithm__entropy={"coefficient": 0.01}, learner__mini_batches=2, learner__tokens_per_micro_batch=90
+        algorithm__proximal="recompute", algorithm__entropy={"coefficient": 0.01}, learner__mini_batches=2, learner__tokens_per_micro_batch=90
     )
     model_dir, checkpoints = tiny_model(tmp_path), tmp_path / "checkpoints"
     alone = Learner.build(recipe, model_dir, Ranks.single(), tmp_path)
     fresh = losses(alone, range(2))
-    checkpoint.commit(checkpoint.write(alone, checkpoints, 2, 0), JournalMark(offset=0, consumed=(), frontier=0, step=2))
+    save(alone, checkpoints, 2, 0)
     later = losses(alone, range(2, 4))
     gathered = total(alone)
     later += losses(alone, range(4, 6))
+    models = Learner.build(full_recipe(), model_dir, Ranks.single(), tmp_path)
+    played = play(models, range(2))
+    save(models, tmp_path / "checkpoints_models", 2, 0)
+    played += play(models, range(2, 4))
+    weights = total(models)
     two = run_ranks(2, model_dir, checkpoints, tmp_path / "out.json", recipe)
     assert two["fresh"] == pytest.approx(fresh + later[:2], abs=1e-5)
     assert two["gathered"] == pytest.approx(gathered, abs=1e-3)
@@ -56,3 +63,9 @@ def test_two_ranks_train_like_one_and_read_each_others_checkpoints(tmp_path):
     assert "rank 0 holds another batch" in two["refused"]
     checkpoint.load(alone, next(checkpoint.manifests(checkpoints)))
     assert losses(alone, range(4, 6)) == pytest.approx(later[2:], abs=1e-5)
+    assert_close(tensor(two["models_fresh"]), tensor(played), atol=1e-5, rtol=1e-6)
+    assert_close(tensor(two["models_loaded"]), tensor(played[2:]), atol=1e-5, rtol=1e-6)
+    assert two["models_gathered"] == pytest.approx(weights, abs=1e-3)
+    played = play(models, range(4, 6))
+    checkpoint.load(models, next(checkpoint.manifests(tmp_path / "checkpoints_models")))
+    assert_close(tensor(play(models, range(4, 6))), tensor(played), atol=1e-5, rtol=1e-6)

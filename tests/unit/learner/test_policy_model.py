@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3
 
 from agentrl.errors import ConfigError
 from agentrl.learner.policy import PolicyModel
+from agentrl.learner.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,39 @@ def test_wanted_tokens_have_the_models_own_logprobs_and_others_zero(policy, mode
     assert logp[~wanted].abs().sum().item() == 0.0
 
 
+def test_the_sum_of_squared_probabilities_is_a_third_answer(policy, model_dir):
+    reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    ids, wanted = tensor([[1, 7, 9, 11]]), tensor([[False, False, True, True]])
+    logp, entropy, squared = policy(ids, wanted, tensor([0.7]), sum_pi_squared=True)
+    with torch.no_grad():
+        expected = (reference(input_ids=ids, use_cache=False).logits / 0.7).softmax(-1).square().sum(-1)
+    assert_close(squared[:, 1:], expected[:, :-1] * wanted[:, 1:], atol=1e-6, rtol=0)
+    plain = policy(ids, wanted, tensor([0.7]))
+    assert len(plain) == 2
+    assert plain[0].equal(logp)
+    assert plain[1].equal(entropy)
+
+
 def test_padding_changes_nothing(policy):
     ids, wanted = tensor([[1, 7, 9]]), tensor([[False, True, True]])
     padded, wanted_too = tensor([[1, 7, 9, 0, 0]]), tensor([[False, True, True, False, False]])
     with torch.no_grad():
         assert_close(policy(ids, wanted, torch.ones(1))[0], policy(padded, wanted_too, torch.ones(1))[0][:, :3], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pass_without_gradient_leaves_the_trained_parameters_in_place(model_dir, dtype):
+    # FSDP keeps the root gathered after such a pass: asked for its weights the model named the copies, and computed with them ever after.
+    policy = PolicyModel.load(model_dir)
+    policy.shard(Ranks.single(), dtype)
+    ids, wanted = tensor([[1, 7, 9]]), tensor([[False, True, True]])
+    before = [parameter for _, parameter in policy.named_weights()]
+    with torch.no_grad():
+        first = policy(ids, wanted, torch.ones(1))[0]
+        assert all(one is other for one, (_, other) in zip(before, policy.named_weights(), strict=True))
+        dict(policy.named_weights())["model.embed_tokens.weight"].to_local().mul_(2)
+        assert not policy(ids, wanted, torch.ones(1))[0].equal(first)
 
 
 def test_weights_have_their_hugging_face_names_tied_ones_once(policy):

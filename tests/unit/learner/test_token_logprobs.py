@@ -15,6 +15,30 @@ def test_logprob_and_entropy_by_hand():
     assert_close(entropy, -(p * p.log()).sum()[None])
 
 
+def test_the_sum_of_squared_probabilities_by_hand_in_one_chunk_and_in_many():
+    # p = 1/8, 2/8, 5/8: 1/64 + 4/64 + 25/64; three equal logits: 3 / 9
+    hidden, weight = tensor([[1.0], [0.0]], requires_grad=True), tensor([[1.0], [2.0], [5.0]]).log()
+    for elements in (100, 1):
+        logp, _, squared = token_logprobs(hidden, weight, tensor([1, 1]), tensor([1.0, 1.0]), sum_pi_squared=True, chunk_elements=elements)
+        assert_close(squared, tensor([30 / 64, 1 / 3]))
+        assert not squared.requires_grad
+        assert logp.requires_grad
+
+
+def test_a_frozen_output_layer_gets_no_gradient_and_the_states_the_same():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(5, 3, generator=generator, requires_grad=True), torch.randn(7, 3, generator=generator)
+    grads = []
+    for frozen in (True, False):
+        output = weight.clone().requires_grad_(not frozen)
+        logp, _ = token_logprobs(hidden, output, torch.arange(5), torch.ones(5))
+        logp.sum().backward()
+        grads.append(hidden.grad)
+        assert (output.grad is None) == frozen
+        hidden.grad = None
+    assert grads[0].equal(grads[1])
+
+
 def test_temperature_divides_the_logits():
     weight = tensor([[1.0], [2.0], [4.0]]).log()
     logp, _ = token_logprobs(tensor([[1.0], [1.0]]), weight, tensor([2, 2]), tensor([0.5, 2.0]))
