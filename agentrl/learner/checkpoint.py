@@ -334,7 +334,9 @@ def _merged(base: _Base, adapters: Mapping[str, Tensor], manifest: Manifest) -> 
         raise CheckpointError(f"{manifest.path} holds LoRA adapters; the model they belong to is not in {base.path} any more: {error}") from error
     if base_fingerprint(weights.items()) != base.adapters.base:
         raise CheckpointError(f"{manifest.path} holds LoRA adapters; the model in {base.path} is not the one they were trained on")
-    return {name: weight.detach() for name, weight in base.adapters.merged(weights.items(), adapters)}
+    dtype = getattr(torch, manifest.dtype)  # that of the base in the learner: what is made here is what was published
+    rounded = ((name, weight.detach().to(dtype).float()) for name, weight in weights.items())
+    return dict(base.adapters.merged(rounded, adapters))
 
 
 def _committed(root: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Adapters:
 
     rank: int
     scaling: float  # alpha / rank
-    dropout: float
+    dropout: float = field(compare=False)  # of no account in what the adapters are
     base: str  # `base_fingerprint` of the weights they belong to
 
     @classmethod

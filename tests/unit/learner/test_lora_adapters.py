@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import torch
@@ -103,15 +104,16 @@ def test_a_checkpoint_holds_the_adapters_alone_and_training_goes_on_from_it_with
 
 
 @pytest.mark.slow
-def test_an_export_of_adapters_is_a_plain_merged_model(learner, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_of_adapters_is_the_plain_merged_model_that_was_published(model_dir, tmp_path, dtype):
+    learner = Learner.build(full_recipe(model__dtype=dtype), model_dir, Ranks.single(), tmp_path)
     play(learner, range(2))
     manifest = save(learner, tmp_path / "checkpoints", 2)
     published = gathered(learner)
     for out in (export(learner, tmp_path / "one"), export_checkpoint(manifest.path, tmp_path / "other")):
         loaded = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
         assert loaded.keys() == published.keys()
-        for name, weight in loaded.items():
-            assert_close(weight.detach(), published[name], atol=1e-6, rtol=0)
+        assert all(weight.equal(published[name]) for name, weight in loaded.items())
 
 
 @pytest.mark.slow
@@ -153,6 +155,19 @@ def test_checkpoints_of_adapters_and_of_all_weights_are_told_apart(learner, mode
 def test_layers_that_could_not_have_adapters_are_refused(tmp_path, model_dir, targets, said):
     with pytest.raises(ConfigError, match=said):
         PolicyModel.load(model_dir, lora=LoraRecipe(target_modules=targets))
+
+
+@pytest.fixture
+def without_peft():
+    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "peft"}
+    sys.modules.update(dict.fromkeys(kept))  # None: its import fails
+    yield
+    sys.modules.update(kept)
+
+
+def test_where_peft_is_missing_the_extra_is_named(without_peft, model_dir):
+    with pytest.raises(ConfigError, match=r"pip install 'agentrl\[lora\]'"):
+        PolicyModel.load(model_dir, lora=LoraRecipe())
 
 
 def test_a_fingerprint_tells_weights_apart_and_is_the_same_in_another_dtype():
