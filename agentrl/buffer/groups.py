@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -271,6 +272,14 @@ class Groups:
         if group is not None:
             group.settled = True
             self._forget_if_done(group)
+
+    def expire(self, ordinals: Iterable[int]) -> None:
+        """These trained groups are too old to be used again: they are forgotten, but for those a checkpoint may give back."""
+        for ordinal in ordinals:
+            group = self.by_ordinal[ordinal]
+            if group.settled:
+                self.reusable.discard(ordinal)
+                self._forget_if_done(group)
 
     def check(self) -> None:
         """Count everything anew and compare with the ledger and with admission. For tests and `run.debug`."""

@@ -252,7 +252,15 @@ class RunState:
         for batch in self.batches.commit(record):
             for ordinal in batch.first_uses:
                 self.groups.settle(ordinal)
+        self.groups.expire(self._outdated(self.batches.checkpoints[0].step))
         self.events.tell("checkpoint", record.t, id=record.id, step=record.step)
+
+    def _outdated(self, step: int) -> list[int]:
+        """Trained groups with uses left that hold a token older than `max_token_age` already at `step`."""
+        limit, groups = self.settings.max_token_age, self.groups
+        if limit is None:
+            return []
+        return [ordinal for ordinal in groups.reusable if self.versions.staleness(groups.by_ordinal[ordinal].versions, step) > limit]
 
     def _rollback(self, record: Rollback, _: Location) -> None:
         annulled = self.batches.roll_back(record)

@@ -27,7 +27,7 @@ Treatment = Literal["train", "mask", "drop"]
 
 class StopsRecipe(Section):
     """What becomes of a trajectory by the reason it stopped: `train` on it; `mask` its tokens from the loss, keeping its reward in its group's
-    baseline; or `drop` it from its group. Counted by cause."""
+    baseline; or `drop` it from its group, which is dropped where fewer than 2 are left (`group_incomplete`). Counted by cause."""
 
     answered: Treatment = "train"
     """The environment says the task is done."""
@@ -64,9 +64,9 @@ class BufferRecipe(Section):
     filter_part: str | None = None
     """With `mixed`: look at this part of the reward instead of its total."""
     max_filtered_in_row: Positive | None = None
-    """Groups dropped by the filter one after the other before the run ends; by default 64 x groups_per_batch."""
+    """Complete groups dropped one after the other, by the filter or by stops, before the run ends; by default 64 x groups_per_batch."""
     over_sample: NonNegativeFloat = 0.0
-    """Share of groups admitted beyond (K+1) x groups_per_batch, to make up for those the filter drops. Staleness grows with it."""
+    """Share of groups admitted beyond (K+1) x groups_per_batch, to make up for those that are dropped. Staleness grows with it."""
     stops: StopsRecipe = StopsRecipe()
     replay: ReplayRecipe = ReplayRecipe()
 
@@ -76,6 +76,10 @@ class BufferRecipe(Section):
             raise ValueError(f"buffer.filter must be none, mixed or module:function, got {self.filter!r}")
         if self.filter_part is not None and self.filter != "mixed":
             raise ValueError("buffer.filter_part belongs to buffer.filter mixed")
-        if self.filter == "none" and (self.over_sample or self.max_filtered_in_row is not None):
-            raise ValueError("buffer.over_sample and max_filtered_in_row make up for a filter, and buffer.filter is none: leave them out")
+        drops = self.filter != "none" or "drop" in self.stops.model_dump().values()
+        if not drops and (self.over_sample or self.max_filtered_in_row is not None):
+            raise ValueError(
+                "buffer.over_sample and max_filtered_in_row make up for groups that are dropped, and there is no buffer.filter and no buffer.stops"
+                " that drops: leave them out"
+            )
         return self

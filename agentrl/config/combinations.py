@@ -65,4 +65,17 @@ def _observations(recipe: Plain) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations)
+def _filter(recipe: Plain) -> str | None:
+    if recipe["buffer"]["filter"] == "mixed" and recipe["rollout"]["group_size"] < 2:
+        return "buffer.filter mixed keeps groups whose rewards differ, and rollout.group_size is 1: every group would be dropped"
+    return None
+
+
+def _curriculum(recipe: Plain) -> str | None:
+    tasks = recipe["tasks"]
+    if tasks["curriculum"] is not None and any(source["weight"] is not None for source in tasks["train"]):
+        return "tasks.train: weights do nothing beside tasks.curriculum, which decides what comes next: leave one of them out"
+    return None
+
+
+CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations, _filter, _curriculum)

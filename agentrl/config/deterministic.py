@@ -12,6 +12,7 @@ FIXED = {
     "rollout.workers": 1,
     "rollout.max_staleness": 0,
     "weights.publish_every": 1,
+    "buffer.over_sample": 0.0,  # which of the groups are complete first depends on the clock
     "engine.threads": 1,
     "learner.threads": 1,
     "engine.device": "cpu",
@@ -32,6 +33,10 @@ def unmet_conditions(recipe: Mapping[str, Any]) -> list[str]:
         unmet.append(f"engine.slots >= {MIN_SLOTS}")
     if recipe["eval"]["sets"]:
         unmet.append("no eval.sets")  # they would play beside training
+    if recipe["buffer"]["replay"]["fresh"] != 1.0:
+        unmet.append("buffer.replay.fresh 1")  # which new groups are complete first depends on the clock
+    if recipe["tasks"]["curriculum"] is not None:
+        unmet.append("no tasks.curriculum")  # it is told of groups in the order in which they end
     if recipe["run"]["hours"] is not None:
         unmet.append("no run.hours")  # a share of time is never the same twice
     return unmet

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 from agentrl.config.cautions import cautions
 from agentrl.config.paths import missing_files
 from agentrl.config.recipe import Recipe, TaskSource
@@ -74,11 +77,16 @@ def _end(recipe: Recipe) -> str:
 
 
 def _staleness(recipe: Recipe) -> str:
-    behind, publish_every = recipe.rollout.max_staleness, recipe.weights.publish_every
-    if behind == 0 and publish_every == 1:
+    behind, publish_every, groups = recipe.rollout.max_staleness, recipe.weights.publish_every, recipe.learner.groups_per_batch
+    replay, over_sample = recipe.buffer.replay, recipe.buffer.over_sample
+    if behind == 0 and publish_every == 1 and replay.fresh == 1.0 and over_sample == 0.0:
         return "K = 0: synchronous"
-    alive = (behind + 1) * recipe.learner.groups_per_batch
-    return f"K = {behind}: at most {alive:,} groups alive, first tokens on average at most {behind + (publish_every - 1) / 2:g} steps old"
+    alive = math.ceil((1 + Fraction(str(over_sample))) * (behind + 1) * groups)
+    fresh = math.ceil(replay.fresh * groups)
+    longer = min(replay.reuse, groups / fresh) if fresh else replay.reuse  # fewer groups leave per step: docs/staleness.md
+    bound = alive / groups * longer - 1 + (publish_every - 1) / 2
+    reused = ", when they are first trained on" if replay.reuse > 1 else ""
+    return f"K = {behind}: at most {alive:,} groups alive, first tokens on average at most {bound:g} steps old{reused}"
 
 
 def _processes(recipe: Recipe) -> str:

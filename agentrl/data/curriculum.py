@@ -10,15 +10,16 @@ and a buffer that starts again tells it everything from the journal, in the same
 
 from __future__ import annotations
 
+import inspect
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError, RecipeCodeError
 from agentrl.resolve import called, resolve
 from agentrl.types import Task
 
-__all__ = ["Curriculum", "CurriculumOrder", "make_curriculum"]
+__all__ = ["Curriculum", "CurriculumOrder", "find_curriculum", "make_curriculum"]
 
 
 class Curriculum:
@@ -109,12 +110,25 @@ def make_curriculum(factory: str, options: Mapping[str, Any], tasks: Sequence[Ta
     """The order of `tasks.curriculum`.
 
     Raises:
-        ConfigError: there is no such class, it is no `Curriculum`, or it does not take the options.
+        ConfigError: there is no such class, it does not take the options, or it makes no `Curriculum`.
+        RecipeCodeError: it failed.
     """
-    try:
-        made = resolve(factory)(tasks, **options)
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"tasks.curriculum: {factory}: {error}") from error
+    found = find_curriculum(factory, options)
+    made = called(f"tasks.curriculum {factory}", lambda: found(tasks, **options))
     if not isinstance(made, Curriculum):
         raise ConfigError(f"tasks.curriculum: {factory} makes a {type(made).__name__}: expected an agentrl.data.curriculum.Curriculum")
     return CurriculumOrder(tasks, made)
+
+
+def find_curriculum(factory: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The class of `tasks.curriculum`, looked at before anything is started.
+
+    Raises:
+        ConfigError: there is no such class, or it does not take the options.
+    """
+    try:
+        found: Callable[..., Any] = resolve(factory)
+        inspect.signature(found).bind((), **options)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"tasks.curriculum: {factory}: {error}") from error
+    return found

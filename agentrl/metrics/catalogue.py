@@ -99,6 +99,8 @@ _PACE = (
     metric("buffer/running", "groups with episodes still running", "groups"),
     metric("buffer/buffered", "complete groups that wait for a batch", "groups"),
     metric("buffer/training", "groups in a batch whose version is not yet published", "groups"),
+    metric("buffer/completed", "groups that were complete since the start of the run", "groups"),
+    metric("buffer/filtered", "groups dropped when they were complete, by the filter or because stops left too few trajectories", "groups"),
     metric("drops/<cause>", "samples dropped for this cause since the start of the run", "samples", "", "~fully_async/count/dropped_stale_samples"),
     metric("memory_mb/<process>", "resident memory of a process", "MB", "", "~perf/cpu_memory_used_gb"),
 )

@@ -14,14 +14,17 @@ from typing import Any
 
 import trio
 
+from agentrl.buffer.filters import resolve_filter
+from agentrl.buffer.replay import resolve_select
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
+from agentrl.data.curriculum import find_curriculum
 from agentrl.errors import ConfigError
 from agentrl.resolve import origin, resolve
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["Cluster", "environment_file", "refuse_unsupported", "start_processes"]
+__all__ = ["Cluster", "environment_file", "find_recipe_code", "refuse_unsupported", "start_processes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,18 @@ def environment_file(recipe: Recipe) -> str:
     except TypeError as error:
         raise ConfigError(f"env.options do not fit {recipe.env.factory}: {error}") from error
     return origin(factory)
+
+
+def find_recipe_code(recipe: Recipe) -> None:
+    """Look at the functions and classes that the recipe names for the buffer, before anything is started.
+
+    Raises:
+        ConfigError: one cannot be found, or does not take its options.
+    """
+    resolve_filter(recipe.buffer.filter, recipe.buffer.filter_part)
+    resolve_select(recipe.buffer.replay.select)
+    if (curriculum := recipe.tasks.curriculum) is not None:
+        find_curriculum(curriculum.factory, curriculum.options)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

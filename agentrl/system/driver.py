@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from agentrl.buffer.settings import BufferSettings
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.metrics.console import Console
@@ -48,7 +49,7 @@ def make_launcher(recipe: Recipe, python_path: str) -> Launcher:
 
 def console_of(recipe: Recipe) -> Console:
     """The display of a run of `recipe`."""
-    capacity = (recipe.rollout.max_staleness + 1) * recipe.learner.groups_per_batch
+    capacity = BufferSettings.of(recipe, total_steps=recipe.run.steps).group_limit
     return Console(recipe.name, total_steps=recipe.run.steps, capacity=capacity, mode=recipe.metrics.console)
 
 

@@ -59,7 +59,7 @@ class FlowMeter:
 
     def of_step(self, event: Mapping[str, Any]) -> dict[str, float]:
         """The metrics that a step event itself carries."""
-        metrics: dict[str, float] = {f"buffer/{name}": event[name] for name in ("running", "buffered", "training")}
+        metrics: dict[str, float] = {f"buffer/{name}": event[name] for name in ("running", "buffered", "training", "completed", "filtered")}
         metrics |= {f"drops/{cause}": count for cause, count in event["dropped"].items()}
         metrics |= {"run/step": event["step"], "run/elapsed_s": event["elapsed_s"]}
         told = event["metrics"]

@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError
 from agentrl.metrics.report import write_report
 from agentrl.metrics.sinks import open_sinks
 from agentrl.metrics.summary import summarise
-from agentrl.system.build import environment_file, refuse_unsupported
+from agentrl.system.build import environment_file, find_recipe_code, refuse_unsupported
 from agentrl.system.driver import Driver, console_of
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.status import ledger_of, overlap_of
@@ -37,6 +37,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
     refuse_unsupported(recipe)
     require_files(recipe)
     found_in = environment_file(recipe)
+    find_recipe_code(recipe)
     for caution in cautions(recipe):
         print(f"caution: {caution}", file=sys.stderr)
     with RunDirectory.open(recipe, resolved=dump_recipe(recipe), command=command, fresh=fresh) as directory:

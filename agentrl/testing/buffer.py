@@ -24,6 +24,7 @@ class FakeBuffer:
         max_attempts: of a sample.
         max_granted: tickets per answer.
         delay_s: of every answer.
+        purpose: of all tickets.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class FakeBuffer:
         temperature: float = 1.0,
         max_granted: int = 1024,
         delay_s: float = 0.0,
+        purpose: Purpose = Purpose.TRAIN,
     ) -> None:
         self._tasks = list(tasks)
         self._waiting = deque((ordinal, k, 0) for ordinal in range(len(self._tasks)) for k in range(samples))
@@ -42,6 +44,7 @@ class FakeBuffer:
         self._temperature = temperature
         self._max_granted = max_granted
         self._delay_s = delay_s
+        self._purpose = purpose
         self._changed = trio.Event()
         self._cancelled: list[str] = []
         self.open: set[str] = set()  # names of the tickets without an outcome
@@ -107,9 +110,9 @@ class FakeBuffer:
 
     def _grant(self) -> Grant:
         ordinal, k, attempt = self._waiting.popleft()
-        ticket = Ticket(purpose=Purpose.TRAIN, ordinal=ordinal, k=k, attempt=attempt)
+        ticket = Ticket(purpose=self._purpose, ordinal=ordinal, k=k, attempt=attempt)
         self.open.add(ticket.name)
-        seed = sample_seed(0, Purpose.TRAIN, ordinal, k)
+        seed = sample_seed(0, self._purpose, ordinal, k)
         return Grant(ticket=ticket, task=self._tasks[ordinal], temperature=self._temperature, seed=seed)
 
     def _close(self, outcome: Outcome) -> bool:

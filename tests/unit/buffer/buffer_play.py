@@ -50,7 +50,17 @@ def open_buffer(directory: Path, *, incarnation: int = 1, run: int = 1, **option
     return ReplayBuffer(directory, chosen.pop("settings", settings()), incarnation=incarnation, run=run, **chosen)
 
 
-def episode(ticket: Ticket, *, version: int = 0, versions: tuple[int, ...] = (), reward: float = 1.0, worker: int = 0) -> bytes:
+def episode(
+    ticket: Ticket,
+    *,
+    version: int = 0,
+    versions: tuple[int, ...] = (),
+    reward: float = 1.0,
+    parts: dict[str, float] | None = None,
+    stop: StopReason = StopReason.ANSWERED,
+    temperature: float = 1.0,
+    worker: int = 0,
+) -> bytes:
     """The bytes of a trajectory: a prompt of 2 tokens, then one generated token per version."""
     written = versions or (version,)
     length = 2 + len(written)
@@ -75,12 +85,13 @@ def episode(ticket: Ticket, *, version: int = 0, versions: tuple[int, ...] = (),
                 ended_s=1.0,
             ),
         ),
-        reward=Reward(total=reward, tokens=(length - 1,), amounts=(reward,)),
-        stop=StopReason.ANSWERED,
+        reward=Reward(total=reward, parts=parts or {}, tokens=(length - 1,), amounts=(reward,)),
+        stop=stop,
         dispatched_s=0.0,
         finished_s=1.0,
         worker=worker,
         incarnation=1,
+        temperature=temperature,
     )
     return encode_trajectory(trajectory)
 
@@ -126,12 +137,20 @@ class Player:
     def finish(self, grant: Grant, **details: Any) -> bool:
         """Hand in a trajectory of the newest published version."""
         self.open.remove(grant)
+        details.setdefault("temperature", grant.temperature)
         details.setdefault("version", self.buffer.state.versions.published or 0)
         return self.buffer.close_tickets([Outcome(ticket=grant.ticket, trajectory=episode(grant.ticket, **details))])[0]
 
     def fail(self, grant: Grant, cause: CloseCause = CloseCause.TOOL_ERROR, detail: str = "no answer") -> bool:
         self.open.remove(grant)
         return self.buffer.close_tickets([Outcome(ticket=grant.ticket, cause=cause, detail=detail)])[0]
+
+    def finish_group(self, *rewards: float, **details: Any) -> None:
+        """Play the oldest open group: its samples earn these rewards, by k."""
+        ordinal = min(grant.ticket.ordinal for grant in self.open)
+        group = sorted((grant for grant in self.open if grant.ticket.ordinal == ordinal), key=lambda grant: grant.ticket.k)
+        for grant, reward in zip(group, rewards, strict=True):
+            self.finish(grant, reward=reward, **details)
 
     def finish_all(self) -> None:
         """Play whatever there is to play, evaluations included."""

@@ -71,6 +71,61 @@ def test_a_rollback_gives_back_first_uses_and_takes_back_later_ones(tmp_path: Pa
     assert taken_ordinals(player.step()) == [0, 2]
 
 
+def rewarding(candidates: Sequence[Candidate], count: int, seed: int) -> list[int]:
+    """The candidates with the highest mean rewards: a choice by what a group earned."""
+    best = sorted(candidates, key=lambda candidate: -sum(candidate.rewards) / len(candidate.rewards))
+    return [candidate.ordinal for candidate in best][:count]
+
+
+def stumbling(candidates: Sequence[Candidate], count: int, seed: int) -> list[int]:
+    return [candidates[99].ordinal]
+
+
+def test_a_choice_may_depend_on_what_the_groups_earned(tmp_path: Path) -> None:
+    player = begun(tmp_path, reuse=9, select=f"{__name__}:rewarding")
+    for expected in ([0, 1], [1, 2], [2, 3]):
+        while player.open or player.take():
+            player.finish_group(float(player.open[0].ticket.ordinal))
+        grant = player.take_batch()
+        assert taken_ordinals(grant) == expected
+        player.train(grant)
+
+
+def test_a_choice_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    player = begun(tmp_path, select=f"{__name__}:stumbling")
+    player.step()
+    player.finish_all()
+    grant = player.take_batch()
+    assert grant is not None
+    assert grant.end == "stopped"
+    assert player.buffer.status()["halt"]["reason"] == "RecipeCodeError: buffer.replay.select failed: IndexError: list index out of range"
+
+
+def test_reused_groups_hold_no_place_in_admission(tmp_path: Path) -> None:
+    player = begun(tmp_path)  # K=0, G=2: at most 2 groups alive
+    player.step()
+    admission = player.buffer.state.groups.admission
+    player.finish_all()
+    assert (admission.buffered, admission.room) == (2, 0)
+    grant = player.take_batch()
+    assert taken_ordinals(grant) == [0, 2]
+    assert (admission.training, admission.buffered) == (1, 1)  # group 0 is in the batch as well
+    player.train(grant)
+    assert (admission.training, admission.room) == (0, 1)
+
+
+def test_groups_too_old_to_be_used_again_are_forgotten_once_no_checkpoint_can_give_them_back(tmp_path: Path) -> None:
+    player = begun(tmp_path, reuse=9, max_token_age=1, keep_checkpoints=1)
+    groups = player.buffer.state.groups
+    for step in range(1, 4):
+        player.step()
+        mark = player.buffer.mark()
+        player.buffer.checkpoint_committed({"id": str(step), "step": step, "consumed": mark.consumed})
+    assert groups.reusable == {2, 3, 4} - {ordinal for ordinal in groups.reusable ^ {2, 3, 4}}
+    assert {0, 1}.isdisjoint(groups.by_ordinal)
+    groups.check()
+
+
 @pytest.mark.parametrize(
     ("select", "message"),
     [

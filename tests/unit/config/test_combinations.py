@@ -24,6 +24,12 @@ BASE = {
         ({"model": {"path": "m", "lora": {}}, "algorithm": {"kl": {"where": "loss", "reference": "r"}}}, "without its adapters"),
         ({"buffer": {"replay": {"reuse": 2}}}, "lower fresh"),
         ({"buffer": {"replay": {"fresh": 0.5}}}, "raise reuse"),
+        (
+            {"buffer": {"filter": "mixed"}, "critic": {}, "algorithm": {"advantage": {"estimator": "gae"}}, "rollout": {"group_size": 1}},
+            "would be dropped",
+        ),
+        ({"buffer": {"over_sample": 0.5}}, "there is no buffer.filter and no buffer.stops that drops"),
+        ({"tasks": {"train": [{"path": "t", "weight": 1.0}], "curriculum": {"factory": "a:B"}}}, "weights do nothing beside tasks.curriculum"),
     ],
 )
 def test_sections_that_do_not_fit_each_other_are_refused_with_the_remedy(sections, told):

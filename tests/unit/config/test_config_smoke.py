@@ -126,6 +126,12 @@ def test_the_essentials_say_what_a_step_is_made_of(big: Path):
     assert told["step"] == "2 groups x 4 = 8 trajectories, 1 optimizer update"
     assert told["end"] == "after 2 steps = 16 trajectories"
     assert told["staleness"] == "K = 2: at most 6 groups alive, first tokens on average at most 2 steps old"
+    over_sampled = dict(essentials(smoked(big, "buffer.stops.turn_limit=drop", "buffer.over_sample=0.25")))
+    # ceil(1.25 * 6) groups, 8 / 2 - 1
+    assert over_sampled["staleness"] == "K = 2: at most 8 groups alive, first tokens on average at most 3 steps old"
+    reused = dict(essentials(smoked(big, "buffer.replay.reuse=3", "buffer.replay.fresh=0.5")))
+    # half of a batch is new: groups live twice as long, 6 / 2 * 2 - 1
+    assert reused["staleness"] == "K = 2: at most 6 groups alive, first tokens on average at most 5 steps old, when they are first trained on"
     full = essentials(load_recipe([big]))
     assert dict(full)["step"] == "512 groups x 5 = 2,560 trajectories, 10 optimizer updates"
     assert ("missing", "retriever.index: no such file: /data/wiki-index") in full

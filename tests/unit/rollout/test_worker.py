@@ -5,13 +5,13 @@ import trio
 import trio.testing
 from rollout_environments import Lookup, tool_down
 
-from agentrl.config.recipe import LimitsRecipe, RolloutRecipe
+from agentrl.config.recipe import LimitsRecipe, OverLongRecipe, RolloutRecipe
 from agentrl.errors import ConfigError, EngineUnavailable, EnvironmentFailure, ToolTimeout
 from agentrl.rollout.worker import RolloutWorker, cause_of
 from agentrl.testing.buffer import FakeBuffer
 from agentrl.testing.engine import FakeEngine, turns
 from agentrl.testing.tokenizer import word_encoder
-from agentrl.types import CloseCause, Task
+from agentrl.types import CloseCause, Purpose, Task
 
 ENCODER = word_encoder(["where", "is", "k", "Paris", "France", "nothing"])
 EPISODE = ("<search> k </search>", "<answer> Paris </answer>")
@@ -69,6 +69,32 @@ def test_a_worker_plays_every_ticket_to_an_acknowledged_trajectory_and_ends_with
     assert len({trajectory.ticket.name for trajectory in buffer.trajectories}) == 30
     assert [environment.closed for environment in stage.environments] == [1] * 30
     assert buffer.open == set()
+
+
+def test_length_costs_a_part_of_the_reward_that_lands_on_the_last_generated_token():
+    buffer = FakeBuffer(tasks(1))
+    Stage(buffer, over_long=OverLongRecipe(limit_tokens=8, buffer_tokens=4, factor=0.5)).run()
+    trajectory = buffer.trajectories[0]
+    # 6 of at most 8 tokens, the last 4 of which cost: 0.5 * (4 - 6) / 4
+    assert trajectory.generated == 6
+    assert trajectory.reward.parts == {"searched": 0.25, "right": 1.0, "over_long": -0.25}
+    assert trajectory.reward.total == 1.0
+    last = trajectory.turns[-1].completion[1] - 1
+    assert list(zip(trajectory.reward.tokens, trajectory.reward.amounts, strict=True))[1:] == [(last, 1.0), (last, -0.25)]
+
+
+def test_length_costs_nothing_in_an_evaluation():
+    buffer = FakeBuffer(tasks(1), purpose=Purpose.EVAL)
+    Stage(buffer, over_long=OverLongRecipe(limit_tokens=8, buffer_tokens=4)).run()
+    assert buffer.trajectories[0].reward.parts == {"searched": 0.25, "right": 1.0}
+
+
+def test_a_training_ticket_at_temperature_0_is_played_greedily_and_says_so():
+    buffer = FakeBuffer(tasks(1), temperature=0.0)
+    stage = Stage(buffer)
+    stage.run()
+    assert {request["sampling_params"]["temperature"] for request in stage.engines[0].requests} == {0.0}
+    assert (buffer.trajectories[0].ticket.purpose, buffer.trajectories[0].temperature) == (Purpose.TRAIN, 0.0)
 
 
 def test_places_are_kept_full_and_never_exceeded():
