@@ -21,8 +21,8 @@ ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "gpg": (),
     "grpo_passk": (),
     "gdpo": ("parts", "weights"),
-    "optimal_token_baseline": (),
-    "tir_optimal_token_baseline": (),
+    "optimal_token_baseline": ("truncate",),
+    "tir_optimal_token_baseline": ("truncate",),
 }
 
 # Loss -> what its ratio is for ("ratio": in the two-policy form it is the importance weight; "weights": it has none), then its options.
