@@ -69,6 +69,7 @@ def trajectory(
 ) -> Trajectory:
     """A trajectory of given tokens whose generated ones all had the same log-prob and version."""
     loss_mask = np.array(mask, np.uint8)
+    last = [int(token) for token in np.flatnonzero(loss_mask)[-1:]]
     return Trajectory(
         ticket=Ticket(purpose=Purpose.TRAIN, ordinal=task, k=k, attempt=0),
         task_id=f"task-{task}",
@@ -78,7 +79,7 @@ def trajectory(
         behaviour_logprobs=np.where(loss_mask == 1, logprob, 0.0).astype(np.float32),
         versions=np.where(loss_mask == 1, version, -1).astype(np.int32),
         turns=(),
-        reward=Reward(total=reward),
+        reward=Reward(total=reward, tokens=tuple(last), amounts=(reward,) * len(last)),
         stop=StopReason.ANSWERED,
         dispatched_s=0.0,
         finished_s=1.0,

@@ -22,7 +22,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from agentrl.learner.lora import Adapters, base_fingerprint
 from agentrl.learner.model_directory import copy_tokenizer
 from agentrl.learner.state import Controllers
 
-__all__ = ["Manifest", "Pending", "commit", "load", "manifests", "prune", "read", "read_weights", "write"]
+__all__ = ["Manifest", "Pending", "abandon", "commit", "identifier", "load", "manifests", "newer", "prune", "read", "read_weights", "write"]
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def write(learner: Learner, root: Path, step: int, learner_incarnation: int) -> 
     Raises:
         CheckpointError: a rank could not write.
     """
-    path = root / f"i{learner_incarnation:04d}-s{step:08d}"
+    path = root / identifier(learner_incarnation, step)
     pending = Pending(
         temporary=root / f"{_TEMPORARY}{path.name}", path=path, step=step, learner_incarnation=learner_incarnation, dtype=learner.recipe.model.dtype
     )
@@ -160,12 +160,20 @@ def commit(pending: Pending, mark: JournalMark) -> Manifest:
     return manifest
 
 
-def manifests(root: Path) -> Iterator[Manifest]:
+def identifier(learner_incarnation: int, step: int) -> str:
+    """The name of a checkpoint and of its directory."""
+    return f"i{learner_incarnation:04d}-s{step:08d}"
+
+
+def manifests(root: Path, *, until: int | None = None) -> Iterator[Manifest]:
     """The checkpoints whose files are whole, newest first: by learner incarnation, then step. Others are passed over with a warning.
 
     Files are verified when the checkpoint's turn comes: who takes the first reads only that one.
+
+    Args:
+        until: leave out those of later steps.
     """
-    for path in _committed(root):
+    for path in (path for path in _committed(root) if until is None or _age(path)[1] <= until):
         try:
             manifest = read(path)
             manifest.verify()
@@ -244,11 +252,29 @@ def read_weights(manifest: Manifest) -> dict[str, Tensor]:
     return weights if base is None else _merged(base, weights, manifest)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what crashes left behind."""
-    for path in _committed(root)[keep:]:
-        doomed = path.with_name(f"{_TEMPORARY}{path.name}")
-        path.rename(doomed)  # out of sight at once: half a checkpoint is never found
+def prune(root: Path, keep: int, *, good_until: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints, and what crashes left behind.
+
+    Args:
+        good_until: the newest checkpoint of this step or an earlier one stays as well (without one, the oldest): a rollback may need it.
+    """
+    committed = _committed(root)
+    kept = committed[:keep]
+    if good_until is not None:
+        kept += [path for path in committed if _age(path)[1] <= good_until][:1] or committed[-1:]
+    abandon(root, [path.name for path in committed if path not in kept])
+
+
+def newer(root: Path, than: Manifest) -> list[str]:
+    """Identifiers of the checkpoints that are newer, newest first."""
+    return [path.name for path in _committed(root) if _age(path) > _age(than.path)]
+
+
+def abandon(root: Path, identifiers: Sequence[str]) -> None:
+    """Remove these checkpoints, where they are there, and what crashes left behind."""
+    for name in identifiers:
+        if (root / name).exists():
+            (root / name).rename(root / f"{_TEMPORARY}{name}")  # out of sight at once: half a checkpoint is never found
     for path in root.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path)
 
@@ -340,8 +366,14 @@ def _merged(base: _Base, adapters: Mapping[str, Tensor], manifest: Manifest) -> 
 
 
 def _committed(root: Path) -> list[Path]:
-    """Newest first: names sort by learner incarnation, then step."""
-    return sorted((path for path in root.glob("i*-s*") if path.is_dir()), reverse=True)
+    """Newest first."""
+    return sorted((path for path in root.glob("i*-s*") if path.is_dir()), key=_age, reverse=True)
+
+
+def _age(path: Path) -> tuple[int, int]:
+    """(learner incarnation, step), as numbers: the digits of an incarnation grow in number after nine starts of a run."""
+    incarnation, _, step = path.name.removeprefix("i").partition("-s")
+    return int(incarnation), int(step)
 
 
 def _seal(file: Path) -> tuple[int, str]:

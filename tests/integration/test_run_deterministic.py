@@ -23,8 +23,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from agentrl.algorithm.advantages import group_relative_advantages
-from agentrl.algorithm.losses import clipped_policy_loss
+from agentrl.algorithm.advantages import AdvantageInputs, estimate
+from agentrl.algorithm.aggregation import Denominators, aggregate
+from agentrl.algorithm.losses import LossInputs, ppo
 from agentrl.algorithm.packing import pack
 from agentrl.algorithm.schedules import entropy_coefficient, learning_rate
 from agentrl.buffer.records import BatchTaken, TrajectoryAdded
@@ -140,7 +141,8 @@ def update(policy: PolicyModel, optimizer: torch.optim.AdamW, episodes: list[Epi
     entropy_weight = entropy_coefficient(algorithm.entropy.coefficient, schedule=algorithm.entropy.schedule, progress=progress)
     rewards_B = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64)
     groups_B = torch.arange(len(episodes)) // recipe.rollout.group_size
-    advantages_B = group_relative_advantages(rewards_B, groups_B, normalise_by_std=True).float()
+    earned = AdvantageInputs(rewards_BT=rewards_B[:, None], mask_BT=torch.ones(len(episodes), 1, dtype=torch.bool), groups_B=groups_B)
+    advantages_B1 = estimate("grpo", earned, gamma=1.0, lam=1.0, whiten=None, options={}).advantages_BT.float()
     generated = torch.tensor(sum(sum(episode.mask) for episode in episodes))
     lengths = [len(episode.token_ids) for episode in episodes]
     [micro_batches] = pack(range(len(episodes)), lengths, budget=learner.tokens_per_micro_batch, ranks=1)
@@ -151,9 +153,11 @@ def update(policy: PolicyModel, optimizer: torch.optim.AdamW, episodes: list[Epi
         )
         temperature_R = torch.full((len(rows),), recipe.rollout.temperature)
         logp_RT, entropy_RT = policy(ids_RT, mask_RT == 1, temperature_R)
-        clip = {"clip_low": algorithm.loss.clip_low, "clip_high": algorithm.loss.clip_high}
-        loss, _ = clipped_policy_loss(logp_RT, behaviour_RT, advantages_B[list(rows), None], mask_RT.float(), **clip, denominator=generated)
-        torch.autograd.backward(loss - entropy_weight * (entropy_RT * mask_RT.float()).sum() / generated)
+        inputs = {"advantages_BT": advantages_B1[list(rows)].expand_as(logp_RT), "mask_BT": mask_RT.float(), "weights_BT": torch.ones_like(logp_RT)}
+        losses_RT = ppo(LossInputs(logp_BT=logp_RT, old_BT=behaviour_RT, **inputs), **algorithm.loss.arguments).values_BT
+        by = Denominators(tokens=generated, sequences=torch.tensor(len(episodes)), row_tokens_B=mask_RT.sum(1))
+        loss = aggregate(losses_RT, mask_RT, how="token_mean", denominators=by)
+        torch.autograd.backward(loss - entropy_weight * aggregate(entropy_RT, mask_RT, how="token_mean", denominators=by))
     torch.nn.utils.clip_grad_norm_(policy.parameters(), learner.max_grad_norm)
     optimizer.param_groups[0]["lr"] = learning_rate(learner.learning_rate, **learner.schedule.model_dump(), step=step, progress=progress)
     optimizer.step()

@@ -1,12 +1,14 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from learner_scene import random_groups, tiny_recipe, trajectory
 from torch.testing import assert_close
 
-from agentrl.algorithm.advantages import group_relative_advantages
-from agentrl.algorithm.losses import clipped_policy_loss
+from agentrl.algorithm.advantages import AdvantageInputs, estimate
+from agentrl.algorithm.aggregation import Denominators, aggregate
+from agentrl.algorithm.losses import LossInputs, ppo
 from agentrl.algorithm.packing import pack
 from agentrl.learner.batch import StepTokens, TrainingBatch
 from agentrl.learner.learner import Learner
@@ -50,16 +52,20 @@ def test_one_rank_under_fsdp_is_bit_equal_to_a_plain_loop(learner_of, model_dir)
     learner = learner_of(learner__tokens_per_micro_batch=90)
     plain = PolicyModel.load(model_dir)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
-    advantages = group_relative_advantages(BATCH.rewards_B, BATCH.groups_B, normalise_by_std=True).float()
-    tokens = StepTokens(batch=BATCH, train_mask_N=BATCH.loss_mask_N, advantages_N=BATCH.spread(advantages), proximal_N=BATCH.behaviour_N)
+    padded = AdvantageInputs(rewards_BT=BATCH.padded(BATCH.amounts_N), mask_BT=BATCH.padded(BATCH.loss_mask_N), groups_B=BATCH.groups_B)
+    advantages_BT = estimate("grpo", padded, gamma=1.0, lam=1.0, whiten=None, options={}).advantages_BT
+    tokens = StepTokens.of(BATCH, critic_mask_N=BATCH.loss_mask_N, train_mask_N=BATCH.loss_mask_N)
+    tokens = replace(tokens, advantages_N=BATCH.flat(advantages_BT).float())
+    counts = Denominators.of(padded.mask_BT)
     for step in range(3):
         metrics = learner.train(BATCH, step=step, progress=0.0).metrics
         total = 0.0
         for rows in pack(range(12), BATCH.lengths_B.tolist(), budget=90, ranks=1)[0]:
             micro = tokens.micro_batch(rows, torch.device("cpu"))
             logp, _ = plain(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
-            arguments = (logp, micro.behaviour_RT, micro.advantages_RT, micro.train_mask_RT)
-            loss, _ = clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2, denominator=BATCH.loss_mask_N.sum())
+            inputs = {"advantages_BT": micro.advantages_RT, "mask_BT": micro.train_mask_RT, "weights_BT": torch.ones_like(logp)}
+            losses = ppo(LossInputs(logp_BT=logp, old_BT=micro.behaviour_RT, **inputs)).values_BT
+            loss = aggregate(losses, micro.train_mask_RT, how="token_mean", denominators=counts.rows(torch.tensor(rows)))
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
@@ -204,7 +210,7 @@ def test_on_policy_log_probs_have_ratio_one_and_no_divergence(learner_of):
 
 
 def test_decoupled_with_several_updates_measures_from_the_steps_start(learner_of):
-    settings = {"algorithm__loss": {"form": "decoupled"}, "learner__learning_rate": 0.0}
+    settings = {"algorithm__proximal": "recompute", "learner__learning_rate": 0.0}
     one = learner_of(**settings).train(BATCH, step=0, progress=0.0).metrics
     two = learner_of(**settings, learner__ppo_epochs=2).train(BATCH, step=0, progress=0.0).metrics
     # at learning rate 0 the learner stays the proximal policy: every pass has the same loss, nothing is clipped
