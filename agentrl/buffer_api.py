@@ -104,8 +104,12 @@ class BufferClient:
         }
         return TrainedReply(**await self._call("batch_trained", body))
 
-    async def reserve_version(self, *, reason: Literal["initial", "restored"]) -> int:
-        """A version for weights no batch made. Idempotent by (caller's incarnation, reason)."""
+    async def reserve_version(self, *, reason: str) -> int:
+        """A version for weights no batch made. Idempotent by (caller's incarnation, reason).
+
+        Args:
+            reason: `initial`, `restored`, or `rollback-<n>` for the run's n-th rollback.
+        """
         return int(await self._call("reserve_version", {"reason": reason}))
 
     async def version_published(self, *, version: int, engines: Sequence[int], seconds: float, bytes: int) -> None:
@@ -124,13 +128,17 @@ class BufferClient:
         """Say that a checkpoint is in its place. Needs `id`, `step` and `consumed` of the manifest. Idempotent by id."""
         await self._call("checkpoint_committed", {"manifest": dict(manifest)})
 
-    async def rollback(self, manifest: Mapping[str, Any] | None) -> RollbackReply:
+    async def rollback(self, manifest: Mapping[str, Any] | None, *, bad_after: int | None = None) -> RollbackReply:
         """Take back every batch the manifest does not name consumed. None: back to the very start.
+
+        Args:
+            bad_after: of the weights that are abandoned, those of later steps than this are bad: groups with tokens of theirs are dropped.
 
         Raises:
             CheckpointError: the manifest's batches do not stand in the journal's surviving history: use an older checkpoint.
         """
-        return RollbackReply(**await self._call("rollback", {"manifest": None if manifest is None else dict(manifest)}))
+        body = {"manifest": None if manifest is None else dict(manifest), "bad_after": bad_after}
+        return RollbackReply(**await self._call("rollback", body))
 
     async def heartbeat(self, note: Mapping[str, Any]) -> bool:
         """Say what the caller is doing. False: the run is over for it, it should end itself."""

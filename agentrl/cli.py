@@ -1,6 +1,7 @@
 """The command line. Everything heavy is imported inside the command that needs it: `agentrl --help` answers at once.
 
-Exit codes: 0 done; 1 it failed, with one clear cause on stderr; 2 a recipe, an argument or a data file is wrong; 130 Ctrl-C.
+Exit codes: 0 done; 1 it failed, with one clear cause on stderr; 2 a recipe, an argument or a data file is wrong; 3 an alarm paused the run;
+130 Ctrl-C.
 """
 
 from __future__ import annotations

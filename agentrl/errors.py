@@ -17,7 +17,8 @@
     ├── JournalError           the journal cannot be opened, read or written; names file and offset
     ├── CheckpointError        a checkpoint is missing, torn, altered or does not fit
     ├── PublishError           weights could not be brought to the engines
-    └── ProcessDied            a process of the run ended when it should not have
+    ├── ProcessDied            a process of the run ended when it should not have
+    └── HealthError            an alarm ended the run: it may go back no further
 
 `Failure` is the plain record of an exception that crosses a process boundary: foreign exceptions do not pickle well.
 """
@@ -38,6 +39,7 @@ __all__ = [
     "EngineUnavailable",
     "EnvironmentFailure",
     "Failure",
+    "HealthError",
     "JournalError",
     "ProcessDied",
     "PublishError",
@@ -131,6 +133,10 @@ class PublishError(AgentRLError):
 
 class ProcessDied(AgentRLError):
     """A process of the run ended when it should not have. The message says which, how, and where its log is."""
+
+
+class HealthError(AgentRLError):
+    """An alarm of the run's health was raised and it may, or can, go back no further. The message says which and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,6 +68,10 @@ class Admission:
         """A running group is dropped, or it is complete and filtered."""
         self.running -= 1
 
+    def condemn(self) -> None:
+        """A buffered group is dropped."""
+        self.buffered -= 1
+
     def take(self) -> None:
         """A buffered group goes into a batch."""
         self.buffered -= 1

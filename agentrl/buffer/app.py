@@ -152,7 +152,7 @@ class _Server:
         self._buffer.checkpoint_committed(body["manifest"])
 
     async def rollback(self, caller: Caller, body: Body) -> Any:
-        return asdict(self._buffer.rollback(caller, body["manifest"]))
+        return asdict(self._buffer.rollback(caller, body["manifest"], bad_after=body["bad_after"]))
 
     async def heartbeat(self, caller: Caller, body: Body) -> Any:
         return self._buffer.heartbeat(caller, body["note"])

@@ -202,14 +202,18 @@ class ReplayBuffer:
         """A checkpoint is in its place. Idempotent by its id."""
         self._training.committed(manifest)
 
-    def rollback(self, caller: Caller, manifest: Mapping[str, Any] | None) -> RollbackReply:
-        """Annul every batch a manifest does not name consumed. Idempotent by (learner incarnation, manifest id)."""
+    def rollback(self, caller: Caller, manifest: Mapping[str, Any] | None, *, bad_after: int | None = None) -> RollbackReply:
+        """Annul every batch a manifest does not name consumed. Idempotent by (learner incarnation, manifest id) until a batch is taken.
+
+        Args:
+            bad_after: of the weights that are abandoned, those of later steps than this are bad: groups with tokens of theirs are dropped.
+        """
         if self._training.forgot(manifest):
             self.commit()
             self.state = self._supply.state = self._training.state = self._fold(keep=None)
             if self.state.groups.news is not None:
                 self.state.groups.news.clear()  # all of it was told when it happened
-        reply = self._training.rollback(incarnation=self._group(caller), manifest=manifest)
+        reply = self._training.rollback(incarnation=self._group(caller), manifest=manifest, bad_after=bad_after)
         self._advance()
         return reply
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,7 +16,20 @@ from agentrl.buffer.summary import TrajectorySummary
 from agentrl.errors import ReplayBufferError
 from agentrl.types import INFRASTRUCTURE_CAUSES, CloseCause, Purpose, Ticket
 
-__all__ = ["FILTERED", "GROUP_INCOMPLETE", "NONFINITE", "SAMPLE_EXHAUSTED", "STOPPED", "Group", "GroupNews", "GroupState", "Groups", "Held", "Sample"]
+__all__ = [
+    "BAD_WEIGHTS",
+    "FILTERED",
+    "GROUP_INCOMPLETE",
+    "NONFINITE",
+    "SAMPLE_EXHAUSTED",
+    "STOPPED",
+    "Group",
+    "GroupNews",
+    "GroupState",
+    "Groups",
+    "Held",
+    "Sample",
+]
 
 MIN_PARTIAL_GROUP = 2  # a group of one has no baseline, but for a greedy one
 FILTERED = "filtered"  # the filter did not keep the group
@@ -24,6 +37,7 @@ STOPPED = "stop_"  # + stop reason: the recipe drops trajectories that stopped s
 GROUP_INCOMPLETE = "group_incomplete"  # a sample exhausted its attempts, or stops left too few: the whole group goes
 SAMPLE_EXHAUSTED = "sample_exhausted"  # ... or, with partial_groups, the sample alone
 NONFINITE = "nonfinite"  # no update of its batch was finite
+BAD_WEIGHTS = "bad_weights"  # a rollback abandoned weights that were bad, and they had a part in it
 
 
 @dataclass(slots=True)
@@ -266,6 +280,16 @@ class Groups:
         group.state = GroupState.BUFFERED
         heapq.heappush(self._ready, ordinal)
 
+    def condemn(self, bad: Callable[[Iterable[int]], bool]) -> list[Ticket]:
+        """Groups in no batch that hold tokens of bad versions are dropped. Returns their open tickets, which close with them."""
+        cancelled = []
+        for group in [group for group in self.by_ordinal.values() if group.state in (GroupState.RUNNING, GroupState.BUFFERED)]:
+            if bad(group.versions):
+                if group.state is GroupState.RUNNING:
+                    self._tell(GroupNews(group.ordinal, group.task, group.rewards))
+                cancelled += self._drop(group, BAD_WEIGHTS)
+        return cancelled
+
     def settle(self, ordinal: int) -> None:
         """No checkpoint that is kept can give this group back."""
         group = self.by_ordinal.get(ordinal)
@@ -309,6 +333,9 @@ class Groups:
             assert sample.held is not None, "a stop is that of a trajectory"
             self.ledger.move(BUFFERED, DROPPED + STOPPED + sample.held.summary.stop)
             sample.held, sample.given_up = None, True
+        if verdict.drop == BAD_WEIGHTS:  # no word on the filter
+            self._drop(group, verdict.drop)
+            return
         if verdict.drop:
             self.filtered, self.filtered_in_row = self.filtered + 1, self.filtered_in_row + 1
             self._drop(group, verdict.drop)
@@ -331,7 +358,10 @@ class Groups:
                 account = IN_FLIGHT if sample.open else BUFFERED if sample.held is not None else NOT_ISSUED
                 self.ledger.move(account, DROPPED + cause)
         del self.by_ordinal[group.ordinal]
-        self.admission.drop()
+        if group.state is GroupState.RUNNING:
+            self.admission.drop()
+        else:
+            self.admission.condemn()
         return open_tickets
 
     def _forget_if_done(self, group: Group) -> None:

@@ -184,7 +184,7 @@ class VersionReserved(Record):
 
     kind: ClassVar[str] = "version_reserved"
     version: int
-    reason: str  # initial, restored
+    reason: str  # initial, restored, rollback-<n>
     step: int
     role: str  # of who asked, with its incarnation
     incarnation: int
@@ -228,6 +228,7 @@ class Rollback(Record):
     step: int
     consumed: Ranges
     incarnation: int  # of the learner group that goes on from there
+    bad_after: int | None = None  # step: of the abandoned weights, later ones are bad; groups with tokens of theirs are dropped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -267,7 +267,9 @@ class RunState:
         for batch in annulled:
             for ordinal, use, _staleness in batch.taken.groups:
                 self.groups.give_back(ordinal, first=use == 0, trained=batch.trained is not None, finite=batch.finite, left=batch.left)
-        self.versions.roll_back(record.step)
+        self.versions.roll_back(record.step, bad_after=record.bad_after)
+        if record.bad_after is not None:
+            self._cancelled(self.groups.condemn(self.versions.bad))
         self._cancelled(self.evaluations.roll_back(record.step))
         self.events.tell("rollback", record.t, step=record.step, annulled=[batch.taken.batch for batch in annulled])
 

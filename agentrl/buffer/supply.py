@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from agentrl.buffer.filters import Judge
-from agentrl.buffer.groups import GROUP_INCOMPLETE, Sample
+from agentrl.buffer.groups import BAD_WEIGHTS, GROUP_INCOMPLETE, Sample
 from agentrl.buffer.records import Record, TaskIssued, TicketClosed, TicketLate, TicketsIssued, TrajectoryAdded, Verdict
 from agentrl.buffer.state import DRIVER, RunState
 from agentrl.buffer.summary import TrajectorySummary
@@ -192,15 +192,15 @@ class Supply:
         if outcome.trajectory is None or trajectory is None:
             self._close_without(ticket, outcome.cause, outcome.detail)
             return True
-        summary = TrajectorySummary.of(trajectory)
+        summary, versions = TrajectorySummary.of(trajectory), _versions(trajectory)
         self._write(
             TrajectoryAdded(
                 t=self._now(),
                 ticket=ticket,
-                versions=_versions(trajectory),
+                versions=versions,
                 summary=summary,
                 data=outcome.trajectory,
-                verdict=self._verdict(ticket, summary),
+                verdict=self._verdict(ticket, summary, versions),
             )
         )
         return True
@@ -237,14 +237,16 @@ class Supply:
         enough = others >= group.fewest and ticket.k != group.baseline  # without its baseline a group has no advantages
         return None, "" if settings.partial_groups and enough else GROUP_INCOMPLETE
 
-    def _verdict(self, ticket: Ticket, arrived: TrajectorySummary | None) -> Verdict | None:
-        """What becomes of the ticket's group where its outcome completes it: `arrived`, or the sample given up."""
+    def _verdict(self, ticket: Ticket, arrived: TrajectorySummary | None, versions: Sequence[int] = ()) -> Verdict | None:
+        """What becomes of the ticket's group where its outcome completes it: `arrived` (of these versions), or the sample given up."""
         group = self.state.groups.by_ordinal.get(ticket.ordinal) if ticket.purpose is Purpose.TRAIN else None
         if group is None:
             return None
         others = [sample for k, sample in enumerate(group.samples) if k != ticket.k]
         if any(sample.held is None and not sample.given_up for sample in others):
             return None
+        if self.state.versions.bad(group.versions.union(versions)):
+            return Verdict(drop=BAD_WEIGHTS)
         summaries = [sample.held.summary for sample in others if sample.held is not None]
         assert self._tasks is not None, "there are training groups"
         source = self._tasks.task(group.ordinal).source

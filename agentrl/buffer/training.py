@@ -100,8 +100,8 @@ class Training:
 
     def reserve(self, *, role: str, incarnation: int, reason: str) -> int:
         """A version for weights no batch made."""
-        if reason not in ("initial", "restored"):
-            raise ReplayBufferError(f"a version is reserved as initial or restored, not as {reason!r}; a batch's own comes with batch_trained")
+        if reason.partition("-")[0] not in ("initial", "restored", "rollback"):
+            raise ReplayBufferError(f"a version is reserved as initial, restored or rollback-<n>, not as {reason!r}; a batch's own comes with it")
         state = self.state
         known = state.reserved.get((role, incarnation, reason))
         if known is not None:
@@ -140,8 +140,8 @@ class Training:
             self._require_standing(identity, consumed)
             self._write(Checkpoint(t=self._now(), id=identity, step=step, consumed=consumed))
 
-    def rollback(self, *, incarnation: int, manifest: Mapping[str, Any] | None) -> RollbackReply:
-        """Annul every batch the manifest does not name consumed.
+    def rollback(self, *, incarnation: int, manifest: Mapping[str, Any] | None, bad_after: int | None = None) -> RollbackReply:
+        """Annul every batch the manifest does not name consumed; drop the groups that weights of later steps than `bad_after` had a part in.
 
         Raises:
             CheckpointError: batches it names consumed were annulled by an earlier rollback, or are not in the journal.
@@ -153,7 +153,7 @@ class Training:
             if not self.state.settings.evaluate_only:
                 self._require_standing(identity, consumed)
             annulled = len(batches.annulled_by(consumed))
-            self._write(Rollback(t=self._now(), id=identity, step=step, consumed=consumed, incarnation=incarnation))
+            self._write(Rollback(t=self._now(), id=identity, step=step, consumed=consumed, incarnation=incarnation, bad_after=bad_after))
             return RollbackReply(step=step, annulled=annulled)
         return RollbackReply(step=done.step)
 

@@ -14,6 +14,7 @@ __all__ = ["Versions"]
 class _Version:
     step: int  # its weights were made at
     abandoned: bool = False  # in a history that was rolled back
+    bad: bool = False  # ... because of these weights, or of some before them: what they wrote is not trained on
 
 
 class Versions:
@@ -44,10 +45,15 @@ class Versions:
         self.published = version if self.published is None else max(self.published, version)
         self.serving = True
 
-    def roll_back(self, step: int) -> None:
-        """Versions made after `step` are abandoned."""
+    def roll_back(self, step: int, *, bad_after: int | None = None) -> None:
+        """Versions made after `step` are abandoned; those of them that were made after `bad_after` are bad."""
         for made in self._made:
-            made.abandoned |= made.step > step
+            if made.step > step and not made.abandoned:
+                made.abandoned, made.bad = True, bad_after is not None and made.step > bad_after
+
+    def bad(self, versions: Iterable[int]) -> bool:
+        """Whether one of them is bad."""
+        return any(self._made[version].bad for version in versions)
 
     def info(self, version: int, *, newest: int | None = None) -> VersionInfo:
         """What is known of it, now or when `newest` was the newest version."""

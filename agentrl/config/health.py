@@ -24,10 +24,13 @@ class AlarmRecipe(Section):
     metric: str
     """A `batch/`, `learner/` or `critic/` metric of docs/metrics.md. A step without it is neither good nor bad."""
     above: Float | None = None
+    """Bad above this."""
     below: Float | None = None
+    """Bad below this."""
     above_factor: PositiveFloat | None = None
     """Bad above this many times the run's own first healthy steps (`baseline_steps`), where their median is positive."""
     below_factor: PositiveFloat | None = None
+    """Bad below this many times the same."""
     patience: Positive = 3
     """Bad steps in a row before the alarm is raised. It is raised again only after a good step."""
     warmup_steps: NonNegative = 0
@@ -68,6 +71,7 @@ class HealthRecipe(Section):
     """
 
     alarms: dict[str, AlarmRecipe] = {name: AlarmRecipe(**told) for name, told in DEFAULT_ALARMS.items()}
+    """By name. docs/health.md lists the defaults."""
     baseline_steps: Positive = 10
     """Healthy steps (no absolute bound broken) whose median is what `above_factor` and `below_factor` multiply."""
     rate_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1

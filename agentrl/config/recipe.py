@@ -13,6 +13,7 @@ from agentrl.config.algorithm import AdvantageRecipe, AlgorithmRecipe, EntropyRe
 from agentrl.config.buffer import BufferRecipe, ReplayRecipe, StopsRecipe
 from agentrl.config.combinations import refused_combination
 from agentrl.config.deterministic import unmet_conditions
+from agentrl.config.health import AlarmRecipe, HealthRecipe
 from agentrl.config.learner import CheckpointRecipe, CriticRecipe, LearnerRecipe, ScheduleRecipe, WeightsRecipe
 from agentrl.config.model import Architecture, LoraRecipe, ModelRecipe, PrepareRecipe, TokenizerTraining, WarmStartRecipe
 from agentrl.config.rollout import EngineRecipe, LimitsRecipe, OverLongRecipe, RolloutRecipe
@@ -22,6 +23,7 @@ from agentrl.config.tasks import CurriculumRecipe, EnvRecipe, RetrieverRecipe, T
 
 __all__ = [
     "AdvantageRecipe",
+    "AlarmRecipe",
     "AlgorithmRecipe",
     "Architecture",
     "BufferRecipe",
@@ -33,6 +35,7 @@ __all__ = [
     "EnvRecipe",
     "EvalRecipe",
     "EvalSet",
+    "HealthRecipe",
     "ImportanceRecipe",
     "KLRecipe",
     "LearnerRecipe",
@@ -86,6 +89,7 @@ class Recipe(Section):
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     eval: EvalRecipe = EvalRecipe()
     metrics: MetricsRecipe = MetricsRecipe()
+    health: HealthRecipe = HealthRecipe()
     resources: ResourcesRecipe = ResourcesRecipe()
     smoke: dict[str, Any] = {}
     """Overrides (`a.b: value`) that `--smoke` applies on top of its own."""

@@ -1,8 +1,8 @@
 """alarms.jsonl: the alarms of a run and the rollbacks they led to, a line each, on the disk before anything follows from it.
 
     {"kind": "alarm", "time", "alarm", "metric", "step", "since", "value", "bound", "actions"}
-    {"kind": "rollback", "time", "number", "alarm", "step", "to", "to_step", "abandoned", "learning_rate_scale"}     about to go back
-    {"kind": "restored", "time", "number", "to", "to_step", "version"}                                               ... done
+    {"kind": "rollback", "time", "number", "alarm", "step", "to", "to_step", "good_until", "abandoned", "learning_rate_scale"}   about to go back
+    {"kind": "restored", "time", "number", "to", "to_step", "version"}                                                           ... done
 
 A rollback without its `restored` was cut short by a crash: whoever starts the learner again finishes it. Half a line, as a killed writer
 leaves it, is passed over.
@@ -33,6 +33,7 @@ class RolledBack:
     step: int  # the alarm was raised in
     to: str  # the checkpoint's id
     to_step: int
+    good_until: int  # weights of later steps may be bad
     abandoned: tuple[str, ...]  # ids of newer checkpoints, which are removed
     learning_rate_scale: float  # from here on
 
@@ -43,10 +44,19 @@ class AlarmLog:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / ALARMS
         lines = read_alarms(run_dir)
-        rollbacks = [line for line in lines if line["kind"] == "rollback"]
-        self.last = _rolled_back(rollbacks[-1]) if rollbacks else None
-        finished = max((line["number"] for line in lines if line["kind"] == "restored"), default=0)
-        self.unfinished = self.last is not None and self.last.number > finished
+        self._rollbacks = [_rolled_back(line) for line in lines if line["kind"] == "rollback"]
+        restored = [line for line in lines if line["kind"] == "restored"]
+        self._finished = restored[-1]["number"] if restored else 0
+
+    @property
+    def last(self) -> RolledBack | None:
+        """The newest rollback."""
+        return self._rollbacks[-1] if self._rollbacks else None
+
+    @property
+    def unfinished(self) -> bool:
+        """... and whether it was begun and is not done."""
+        return self.last is not None and self.last.number > self._finished
 
     def alarm(self, told: dict[str, Any]) -> None:
         """An alarm was raised."""
@@ -55,13 +65,13 @@ class AlarmLog:
     def rollback(self, rolled_back: RolledBack) -> None:
         """The run is about to go back."""
         self._append("rollback", asdict(rolled_back))
-        self.last, self.unfinished = rolled_back, True
+        self._rollbacks.append(rolled_back)
 
     def restored(self, *, version: int) -> None:
-        """The checkpoint of the last rollback is loaded, and `version` reserved for its weights."""
+        """The journal is rolled back to the last rollback's checkpoint, and `version` reserved for its weights."""
         assert self.last is not None, "what was never begun does not end"
         self._append("restored", {"number": self.last.number, "to": self.last.to, "to_step": self.last.to_step, "version": version})
-        self.unfinished = False
+        self._finished = self.last.number
 
     def _append(self, kind: str, told: dict[str, Any]) -> None:
         line = to_json({"kind": kind, "time": time.time()} | told)

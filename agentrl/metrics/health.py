@@ -98,8 +98,8 @@ class HealthMonitor:
     def roll_back(self, step: int, *, seen: int) -> None:
         """The run, which had come to step `seen`, goes back to `step`: what was observed after it is forgotten.
 
-        No alarm is raised before the run is max_staleness + 1 steps beyond `seen`: until then batches may hold episodes that the abandoned
-        weights played.
+        No alarm is raised before the run is max_staleness + 1 steps beyond `seen`: until then batches may hold what was played before, which
+        is further from the restored weights than batches usually are.
         """
         self._quiet_until = max(self._quiet_until, seen + self._max_staleness + 1)
         self._step = step

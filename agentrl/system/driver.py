@@ -14,12 +14,14 @@ import trio
 from agentrl.buffer.settings import BufferSettings
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
+from agentrl.metrics.alarms import read_alarms
 from agentrl.metrics.console import Console
 from agentrl.metrics.evaluation import evaluation_metrics
 from agentrl.metrics.sinks import Sinks
 from agentrl.system.build import Cluster, start_processes
 from agentrl.system.local import LocalLauncher
 from agentrl.system.meters import EngineMeter, FlowMeter
+from agentrl.system.notify import notify
 from agentrl.system.prepare import Progress, prepare
 from agentrl.system.process import Launcher, Role
 from agentrl.system.rundir import RunDirectory
@@ -68,9 +70,12 @@ class Driver:
     sinks: Sinks
     python_path: str
     environment_file: str
+    called_from: Path  # the directory the command was given in
     signalled: int | None = None  # the signal that stopped the run
+    paused_by: str | None = None  # the alarm that did
     model_dir: Path | None = None
     _flow: FlowMeter = field(default_factory=FlowMeter)
+    _alarms_told: int = 0  # lines of alarms.jsonl
 
     async def main(self) -> str:
         """Run to the end. Returns the phase reached: "finished" or "stopped".
@@ -80,6 +85,7 @@ class Driver:
         """
         recipe, self.model_dir = await prepare(self.recipe, self.directory.path, python_path=self.python_path, progress=told(self.console))
         self.console.phase("starting")
+        self._alarms_told = len(read_alarms(self.directory.path))
         phase = "stopped"  # where a second signal cancels everything below
         async with make_launcher(recipe, self.python_path) as launcher, trio.open_nursery() as nursery:
             supervisor = Supervisor(launcher, nursery, first_incarnation=self.directory.first_incarnation())
@@ -94,18 +100,18 @@ class Driver:
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
                 nursery.start_soon(self._signal_loop, cluster, nursery)
-                phase = await self._follow(cluster, supervisor)
+                phase = await self._follow(cluster, supervisor, nursery)
                 with trio.move_on_after(LAST_CHECKPOINT_S):
                     await supervisor.join(Role.LEARNER)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
         return phase
 
-    async def _follow(self, cluster: Cluster, supervisor: Supervisor) -> str:
+    async def _follow(self, cluster: Cluster, supervisor: Supervisor, nursery: trio.Nursery) -> str:
         """Take the buffer's events until one ends the run.
 
-        consumes      events of the buffer, in order
-        produces      metrics.jsonl and other sinks, the console's display
+        consumes      events of the buffer, in order; alarms.jsonl, whose lines are there before the events that follow from them
+        produces      metrics.jsonl and other sinks, the console's display; in `nursery`, notifications of alarms
         waits for     the next event
         unblocked by  the phase "finished" or "stopping"; a failure, which it raises
         """
@@ -113,6 +119,7 @@ class Driver:
         async with EngineMeter(cluster.engines) as meter:
             while True:
                 events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
+                self._tell_alarms(nursery)
                 for event in events:
                     if event["kind"] == "step":
                         self._step(event, await meter.read(), supervisor)
@@ -139,6 +146,26 @@ class Driver:
         metrics = event["metrics"] | self._flow.of_step(event) | engines | memory
         self.sinks.step(event["step"], metrics)
         self.console.step(event["step"], metrics)
+
+    def _tell_alarms(self, nursery: trio.Nursery) -> None:
+        """Show the new lines of alarms.jsonl, and have those told that an alarm's actions name."""
+        lines = read_alarms(self.directory.path)
+        for line in lines[self._alarms_told :]:
+            if line["kind"] == "alarm":
+                self.console.message(f"ALARM {line['alarm']} at step {line['step']}: {line['metric']} is {line['value']}, {line['bound']}")
+                self.paused_by = line["alarm"] if "pause" in line["actions"] else self.paused_by
+                nursery.start_soon(self._notify, line)
+            elif line["kind"] == "rollback":
+                scale = f"learning rate x {line['learning_rate_scale']:g} from here on"
+                self.console.message(f"ROLLBACK {line['number']} to step {line['to_step']} because of {line['alarm']}: {scale}")
+        self._alarms_told = len(lines)
+
+    async def _notify(self, line: dict[str, Any]) -> None:
+        told = line | {"run": self.recipe.name, "run_dir": str(self.directory.path)}
+        log_file = self.directory.path / "logs" / "health-command.log"
+        for trouble in await notify(self.recipe.health, told, cwd=self.called_from, log_file=log_file):
+            log.warning("%s", trouble)
+            self.console.message(trouble)
 
     async def _signal_loop(self, cluster: Cluster, nursery: trio.Nursery) -> None:
         """Ctrl-C and SIGTERM: the first ends the run at the next step boundary, the second at once.

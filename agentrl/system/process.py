@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import trio
 
-from agentrl.errors import AgentRLError, ConfigError, DataError, Failure
+from agentrl.errors import AgentRLError, ConfigError, DataError, Failure, HealthError
 
 __all__ = ["Exit", "Launcher", "OnReady", "Process", "ProcessSpec", "Role", "StopSignal"]
 
@@ -80,8 +80,8 @@ class Exit:
         return self.failure is None and self.code in (None, 0)
 
     def refusal(self) -> AgentRLError | None:
-        """The ConfigError or DataError it ended by: a mistake of the user's, told as it is and without an obituary."""
-        kinds = {"ConfigError": ConfigError, "DataError": DataError}
+        """The ConfigError, DataError or HealthError it ended by: told as it is, without an obituary."""
+        kinds = {"ConfigError": ConfigError, "DataError": DataError, "HealthError": HealthError}
         if self.failure is None or self.failure.kind not in kinds:
             return None
         return kinds[self.failure.kind](self.failure.message)

@@ -21,10 +21,13 @@ from agentrl.metrics.sinks import open_sinks
 from agentrl.metrics.summary import summarise
 from agentrl.system.build import environment_file, find_recipe_code, refuse_unsupported
 from agentrl.system.driver import Driver, console_of
+from agentrl.system.notify import require_program
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.status import ledger_of, overlap_of
 
-__all__ = ["first_error", "import_path", "run"]
+__all__ = ["PAUSED", "first_error", "import_path", "run"]
+
+PAUSED = 3  # exit code of a run that an alarm paused
 
 
 def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
@@ -36,6 +39,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
     """
     refuse_unsupported(recipe)
     require_files(recipe)
+    require_program(recipe.health)
     found_in = environment_file(recipe)
     find_recipe_code(recipe)
     for caution in cautions(recipe):
@@ -44,7 +48,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
         if directory.finished:
             print(f"{directory.path} has finished: see {directory.path / 'report.html'}. Begin anew with --fresh, or give more run.steps")
             return 0
-        started = time.monotonic()
+        started, called_from = time.monotonic(), Path.cwd()
         os.chdir(directory.path)  # a directory of the user's must not shadow a module of ours in one process and not in another
         with open_sinks(recipe, directory.path) as sinks, console_of(recipe) as console:
             driver = Driver(
@@ -54,13 +58,16 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
                 sinks=sinks,
                 python_path=os.pathsep.join(import_path()),
                 environment_file=found_in,
+                called_from=called_from,
             )
             phase = _drive(driver)
         extra = {"phase": phase, "wall_s": time.monotonic() - started}
         summary = summarise(directory.path, ledger=ledger_of(directory.path), overlap=overlap_of(directory.path), extra=extra)
         write_report(directory.path)
-        _conclude(directory.path, phase, summary, command)
-        return 0 if driver.signalled is None else 128 + driver.signalled
+        _conclude(directory.path, phase, summary, command, paused_by=driver.paused_by)
+        if driver.signalled is not None:
+            return 128 + driver.signalled
+        return PAUSED if phase == "stopped" and driver.paused_by is not None else 0
 
 
 def _drive(driver: Driver) -> str:
@@ -86,11 +93,11 @@ def import_path() -> list[str]:
     return [str(Path(entry).resolve()) for entry in sys.path if entry and Path(entry).is_dir() and "site-packages" not in entry]
 
 
-def _conclude(path: Path, phase: str, summary: dict[str, Any], command: list[str]) -> None:
+def _conclude(path: Path, phase: str, summary: dict[str, Any], command: list[str], *, paused_by: str | None) -> None:
     """The last lines of a run: what came out and what to do next."""
     again = shlex.join(word for word in command if word != "--fresh")
     if phase == "stopped":
-        print(f"stopped at step {summary['steps']}. Go on: {again}")
+        print(f"stopped at step {summary['steps']}{f' by alarm {paused_by}' if paused_by else ''}. Go on: {again}")
         return
     final, initial = summary["eval"].get("final"), summary["eval"].get("initial")
     if final and initial:

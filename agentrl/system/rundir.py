@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
 
-__all__ = ["RunDirectory", "write_json"]
+__all__ = ["RunDirectory", "is_running", "write_json"]
 
 # Sections a resume may change: they do not alter what has been done so far.
 _FREE_TO_CHANGE = (
@@ -39,11 +39,13 @@ _FREE_TO_CHANGE = (
     "run.debug",
     "metrics.",
     "checkpoint.",
+    "health.",
     "resources.",
     "smoke",
 )
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "ray", "trio", "httpx", "msgpack", "numpy", "faiss-cpu", "pydantic")
 _INCARNATIONS_PER_RUN = 1000  # restarts of a role within one incarnation of the run stay below this
+_PROBED_S = 0.2  # `is_running` holds the lock for a moment: a start tries for longer than that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +103,18 @@ class RunDirectory:
         return self.incarnation * _INCARNATIONS_PER_RUN
 
 
+def is_running(path: Path) -> bool:
+    """Whether a process holds the lock of a run directory."""
+    try:
+        with open(path / ".lock", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False  # closing the file let go of it
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON file so that it is there whole or not at all."""
     temporary = path.with_suffix(path.suffix + ".tmp")
@@ -111,15 +125,25 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with open(path / ".lock", "a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(lock):
             lock.seek(0)
-            raise ConfigError(f"{path} is in use by process {lock.read().strip() or 'unknown'}: wait for it, or give this run another name") from None
+            raise ConfigError(f"{path} is in use by process {lock.read().strip() or 'unknown'}: wait for it, or give this run another name")
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    deadline = time.monotonic() + _PROBED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PROBED_S / 10)
 
 
 def _put_aside(path: Path) -> None:

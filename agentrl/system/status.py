@@ -14,25 +14,31 @@ from agentrl.buffer.settings import BufferSettings
 from agentrl.buffer.state import RunState
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
+from agentrl.metrics.alarms import read_alarms
 from agentrl.metrics.overlap import Overlap, TurnTime, measure_overlap, turn_times
+from agentrl.system.rundir import is_running
 from agentrl.types import Purpose
 from agentrl.wire import decode_trajectory
 
 __all__ = ["ledger_of", "overlap_of", "status"]
 
+_ENDED = ("finished", "stopping", "failed")
+
 
 def status(run_dir: Path) -> dict[str, Any]:
-    """Where a run stands: phase, step, ledger, tickets, drops by cause, versions.
+    """Where a run stands: phase, step, ledger, tickets, drops by cause, versions, alarms.
+
+    The phase of a run that was neither finished nor stopped nor failed, and that no process works on, is `interrupted`.
 
     Raises:
         ConfigError: the directory holds no run.
         JournalError: its journal was altered.
     """
-    state = _fold(run_dir)
+    state, alarms = _fold(run_dir), read_alarms(run_dir)
     admission = state.groups.admission
     return {
         "run": run_dir.name,
-        "phase": state.phase,
+        "phase": state.phase if state.phase in _ENDED or is_running(run_dir) else "interrupted",
         "step": state.batches.step,
         "hours_trained": round(state.elapsed_s(state.last_t or time.time()) / 3600, 3),
         "groups": {"running": admission.running, "buffered": admission.buffered, "training": admission.training, "limit": admission.limit},
@@ -41,6 +47,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "tickets_closed": {str(cause): count for cause, count in state.tickets.closed.items()},
         "late": state.tickets.late.total(),
         "version": state.versions.published,
+        "alarms": {"raised": sum(line["kind"] == "alarm" for line in alarms), "rollbacks": sum(line["kind"] == "restored" for line in alarms)},
         "incarnations": {f"{role}-{index}": number for (role, index), number in state.incarnations.items()},
     }
 

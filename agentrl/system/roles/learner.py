@@ -1,16 +1,18 @@
 """A learner rank's program: takes batches, trains, publishes beside training, checkpoints at step boundaries.
 
     take_batch ─> train ─> batch_trained ─> gather ─> (publish loop, rank 0) ─> checkpoint every n steps ─┐
-        ^─────────────────────────────────────────────────────────────────────────────────────────────────┘
+        ^                        └─ an alarm ─> back to a good checkpoint ─> gather ─> (publish loop) ────┤
+        └─────────────────────────────────────────────────────────────────────────────────────────────────┘
 
-Every rank asks for the same batch by the same number and gets the same bytes; rank 0 alone reports, publishes and commits.
+Every rank asks for the same batch by the same number and gets the same bytes; rank 0 alone reports, publishes, commits and watches over the
+run's health.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,13 +21,15 @@ import trio
 from agentrl.buffer_api import BatchGrant, BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
-from agentrl.errors import AgentRLError, CheckpointError
+from agentrl.errors import AgentRLError, CheckpointError, Failure, HealthError
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner, StepReport
 from agentrl.learner.ranks import Ranks
 from agentrl.metrics.batch import batch_metrics
+from agentrl.metrics.health import Alarm
 from agentrl.record import Recorder, record
+from agentrl.system.guard import Guard
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.types import Trajectory
 from agentrl.weights import Publisher, Snapshot, save_snapshot
@@ -60,6 +64,7 @@ class LearnerProgram:
         self.buffer: BufferClient
         self.learner: Learner
         self.publisher: Publisher
+        self.guard: Guard  # on rank 0 alone
 
     async def run(self, on_ready: OnReady) -> None:
         """Build, restore, then train and publish side by side until there are no more batches."""
@@ -96,18 +101,23 @@ class LearnerProgram:
         """Train batch after batch.
 
         consumes      batches of the buffer, by number
-        produces      batch_trained records, checkpoints, snapshots (a newer one replaces an unsent one)
+        produces      batch_trained records, checkpoints, snapshots (a newer one replaces an unsent one), alarms and what follows from them
         waits for     the next batch; its own training
         unblocked by  the buffer's answer that the run has ended, which this rank follows with a last checkpoint
         """
         number = 0
         while (grant := await self._next_batch(number)).end is None:
             number += 1
-            version = await self._train_one(grant)
-            if grant.publishes:
-                await self._hand_over(await self._snapshot(version), send, unsent)
-            if self.step % self.recipe.checkpoint.every == 0:
-                await self._checkpoint()
+            version, alarms = await self._train_one(grant)
+            if await self._must_roll_back(alarms):
+                await self._hand_over(await self._snapshot(await self._roll_back(version, alarms)), send, unsent)
+            else:
+                if grant.publishes:
+                    await self._hand_over(await self._snapshot(version), send, unsent)
+                if self.step % self.recipe.checkpoint.every == 0:
+                    await self._checkpoint()
+            if (pausing := _with_action(alarms, "pause")) is not None:
+                await self.buffer.stop(f"paused by {pausing}")
         if self.checkpointed != self.step:
             await self._checkpoint()
 
@@ -117,8 +127,8 @@ class LearnerProgram:
             continue
         return grant
 
-    async def _train_one(self, grant: BatchGrant) -> int | None:
-        """Train one batch and report it. Returns the version reserved for what it made (rank 0, where it publishes)."""
+    async def _train_one(self, grant: BatchGrant) -> tuple[int | None, list[Alarm]]:
+        """Train one batch and report it. Returns the version reserved for what it made (where it publishes) and the alarms it raised: rank 0."""
         with Recorder() as recorder:
             record("seconds/wait_batch", time.monotonic() - self._waiting_since)
             record("seconds/checkpoint", self._checkpoint_s)
@@ -130,16 +140,17 @@ class LearnerProgram:
             raise AgentRLError(f"{report.skipped_in_row} batches in a row gave no finite update: the last ones are in {self.run_dir / 'skipped'}")
         self.step = grant.step + 1
         if not self.lead:
-            return None
-        told = batch_metrics(groups, grant.versions, grant.step)
+            return None, []
+        metrics = recorder.means() | report.metrics | batch_metrics(groups, grant.versions, grant.step)
+        alarms = await trio.to_thread.run_sync(self.guard.observe, self.step, metrics)
         reply = await self.buffer.batch_trained(
             batch=grant.batch,
             updates_done=report.updates_done,
             updates_skipped=report.updates_skipped,
             seconds=(started, ended),
-            metrics=recorder.means() | report.metrics | told,
+            metrics=metrics | {f"alarm/{alarm.name}": 1.0 for alarm in alarms},
         )
-        return reply.version
+        return reply.version, alarms
 
     def _train(self, groups: list[list[Trajectory]], grant: BatchGrant) -> StepReport:
         return self.learner.train(TrainingBatch.of(groups, token_ages(grant)), step=grant.step, progress=grant.progress)
@@ -178,15 +189,16 @@ class LearnerProgram:
 
     async def _restore(self) -> None:
         """Bring learner, journal and engines to one state: the newest valid checkpoint's, or checkpoint 0's."""
+        if self.lead:
+            self.guard = await trio.to_thread.run_sync(Guard, self.recipe, self.run_dir)
         manifest = await self._choose() if self.lead else None
-        step = await trio.to_thread.run_sync(self._agree, -1 if manifest is None else manifest.step)
-        if step < 0:
+        version: int | None = None
+        if manifest is not None:
+            version = await self.buffer.reserve_version(reason="restored")
+            await trio.to_thread.run_sync(self.guard.resume, manifest.step, version)
+        if not await self._return_to(manifest):
             await self._checkpoint()
-        else:
-            manifest = manifest or next(m for m in checkpoint.manifests(self._checkpoints) if m.step == step)
-            await trio.to_thread.run_sync(checkpoint.load, self.learner, manifest)
-            self.step = self.checkpointed = step
-        version = await self.buffer.reserve_version(reason="initial" if step < 0 else "restored") if self.lead else None
+            version = await self.buffer.reserve_version(reason="initial") if self.lead else None
         snapshot = await self._snapshot(version)
         if self.lead:
             path = await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
@@ -200,7 +212,7 @@ class LearnerProgram:
         found = await trio.to_thread.run_sync(lambda: list(checkpoint.manifests(self._checkpoints)))
         for manifest in found:
             try:
-                await self.buffer.rollback(manifest.for_rollback())
+                await self.buffer.rollback(manifest.for_rollback(), bad_after=self.guard.bad_after)
                 return manifest
             except CheckpointError as error:
                 log.warning("%s is passed over: %s", manifest.path, error)
@@ -208,11 +220,65 @@ class LearnerProgram:
             raise CheckpointError(f"none of the {len(found)} checkpoints in {self._checkpoints} is confirmed by the journal")
         return None
 
-    def _agree(self, step: int) -> int:
-        """Rank 0's choice, told to all ranks."""
-        chosen = torch.tensor([step], device=self.learner.ranks.device)
+    async def _must_roll_back(self, alarms: Sequence[Alarm]) -> bool:
+        """Whether an alarm takes the run back: rank 0 knows, and tells the others."""
+        if not self.recipe.health.rolls_back:
+            return False
+        (told,) = await trio.to_thread.run_sync(self._agree, (float(_with_action(alarms, "rollback") is not None),))
+        return bool(told)
+
+    async def _roll_back(self, version: int | None, alarms: Sequence[Alarm]) -> int | None:
+        """Bring learner and journal back to the last good checkpoint. Returns the version for its weights (rank 0).
+
+        Episodes go on meanwhile; what they and the buffer hold stays, but for groups with tokens of bad weights. No batch is out: the one that
+        raised the alarm is trained and reported.
+        """
+        manifest, restored = None, None
+        if (alarm := _with_action(alarms, "rollback")) is not None:
+            if version is not None:
+                await self.buffer.version_superseded(version)
+            try:
+                manifest = await self._go_back(alarm)
+            except HealthError as error:
+                await self.buffer.fail(Failure.of(error))
+                raise
+            restored = await self.buffer.reserve_version(reason=self.guard.version_reason)
+            await trio.to_thread.run_sync(self.guard.done, restored)
+        await self._return_to(manifest)
+        return restored
+
+    async def _go_back(self, alarm: Alarm) -> checkpoint.Manifest:
+        """The journal is rolled back to the checkpoint that is returned."""
+        for manifest in self.guard.candidates(alarm):
+            await trio.to_thread.run_sync(self.guard.begin, alarm, manifest)
+            try:
+                await self.buffer.rollback(manifest.for_rollback(), bad_after=self.guard.bad_after)
+                return manifest
+            except CheckpointError as error:
+                log.warning("%s is passed over: %s", manifest.path, error)
+        raise AssertionError("unreachable: candidates end with an error")
+
+    async def _return_to(self, manifest: checkpoint.Manifest | None) -> bool:
+        """All ranks load the checkpoint that rank 0 names. False where it names none: the run is at its very beginning."""
+        chosen = (-1.0, -1.0, 0.0)
+        if manifest is not None:
+            chosen = (manifest.learner_incarnation, manifest.step, self.guard.learning_rate_scale or 0.0)
+        incarnation, step, scale = await trio.to_thread.run_sync(self._agree, chosen)
+        if step < 0:
+            return False
+        path = self._checkpoints / checkpoint.identifier(int(incarnation), int(step))
+        await trio.to_thread.run_sync(checkpoint.load, self.learner, manifest or checkpoint.read(path))
+        if scale:  # the checkpoint may be older than the rollback that made it smaller
+            self.learner.state.controllers.learning_rate_scale = scale
+        self.step = self.checkpointed = int(step)
+        return True
+
+    def _agree(self, values: tuple[float, ...]) -> list[float]:
+        """Rank 0's values, told to all ranks."""
+        chosen = torch.tensor(values, dtype=torch.float64, device=self.learner.ranks.device)
         torch.distributed.broadcast(chosen, src=0)
-        return int(chosen.item())
+        told: list[float] = chosen.tolist()
+        return told
 
     async def _checkpoint(self) -> None:
         """Write, then mark the journal, then commit by a rename, then say so: in this order a crash anywhere leaves a valid state."""
@@ -222,7 +288,8 @@ class LearnerProgram:
             mark = await self.buffer.sync_journal()
             manifest = await trio.to_thread.run_sync(checkpoint.commit, pending, mark)
             await self.buffer.checkpoint_committed(manifest.for_rollback())
-            await trio.to_thread.run_sync(checkpoint.prune, self._checkpoints, self.recipe.checkpoint.keep)
+            good_until = self.guard.good_until
+            await trio.to_thread.run_sync(lambda: checkpoint.prune(self._checkpoints, self.recipe.checkpoint.keep, good_until=good_until))
         self.checkpointed, self._checkpoint_s = self.step, time.monotonic() - started
 
     async def _heartbeat_loop(self) -> None:
@@ -243,6 +310,10 @@ class LearnerProgram:
 
     def _kept(self, version: int) -> Path:
         return self.run_dir / "weights" / f"v{version}"
+
+
+def _with_action(alarms: Sequence[Alarm], action: str) -> Alarm | None:
+    return next((alarm for alarm in alarms if action in alarm.actions), None)
 
 
 def token_ages(grant: BatchGrant) -> Mapping[int, int]:

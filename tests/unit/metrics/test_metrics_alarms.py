@@ -11,7 +11,9 @@ from agentrl.metrics.alarms import AlarmLog, RolledBack, read_alarms
 from agentrl.metrics.report import write_report
 from agentrl.metrics.summary import summarise
 
-BACK = RolledBack(number=1, alarm="ess", step=9, to="i0001-s00000005", to_step=5, abandoned=("i0001-s00000008",), learning_rate_scale=0.1)
+BACK = RolledBack(
+    number=1, alarm="ess", step=9, to="i0001-s00000005", to_step=5, good_until=5, abandoned=("i0001-s00000008",), learning_rate_scale=0.1
+)
 RAISED = {
     "alarm": "ess",
     "metric": "learner/ess",
