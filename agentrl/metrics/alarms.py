@@ -44,14 +44,14 @@ class AlarmLog:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / ALARMS
         lines = read_alarms(run_dir)
-        self._rollbacks = [_rolled_back(line) for line in lines if line["kind"] == "rollback"]
+        self.rollbacks = [_rolled_back(line) for line in lines if line["kind"] == "rollback"]
         restored = [line for line in lines if line["kind"] == "restored"]
         self._finished = restored[-1]["number"] if restored else 0
 
     @property
     def last(self) -> RolledBack | None:
         """The newest rollback."""
-        return self._rollbacks[-1] if self._rollbacks else None
+        return self.rollbacks[-1] if self.rollbacks else None
 
     @property
     def unfinished(self) -> bool:
@@ -65,7 +65,7 @@ class AlarmLog:
     def rollback(self, rolled_back: RolledBack) -> None:
         """The run is about to go back."""
         self._append("rollback", asdict(rolled_back))
-        self._rollbacks.append(rolled_back)
+        self.rollbacks.append(rolled_back)
 
     def restored(self, *, version: int) -> None:
         """The journal is rolled back to the last rollback's checkpoint, and `version` reserved for its weights."""

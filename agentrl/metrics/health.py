@@ -61,17 +61,17 @@ class HealthMonitor:
         self._watched = {name: _Watched(alarm) for name, alarm in recipe.alarms.items() if alarm.actions}
         self._baseline_steps, self._max_staleness = recipe.baseline_steps, max_staleness
         self._step = 0
-        self._quiet_until = 0
+        self._quiet: list[range] = []  # steps that raise nothing and are no baseline
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take in the metrics of a step (counted after it: the first is 1). Returns the alarms it raises."""
         self._step = step
-        watched = self._watched.values()
-        healthy = step > self._quiet_until and not any(one.breaks_absolute(step, metrics) for one in watched)
+        quiet = any(step in steps for steps in self._quiet)
+        healthy = not quiet and not any(one.breaks_absolute(step, metrics) for one in self._watched.values())
         raised = []
         for name, one in self._watched.items():
             bound = one.judge(step, metrics, self._baseline_steps)
-            if bound is not None and len(one.streak) >= one.recipe.patience and not one.told and step > self._quiet_until:
+            if bound is not None and len(one.streak) >= one.recipe.patience and not one.told and not quiet:
                 one.told = True
                 raised.append(
                     Alarm(
@@ -101,7 +101,7 @@ class HealthMonitor:
         No alarm is raised before the run is max_staleness + 1 steps beyond `seen`: until then batches may hold what was played before, which
         is further from the restored weights than batches usually are.
         """
-        self._quiet_until = max(self._quiet_until, seen + self._max_staleness + 1)
+        self._quiet.append(range(step + 1, seen + self._max_staleness + 2))
         self._step = step
         for one in self._watched.values():
             one.forget(step)
@@ -150,9 +150,9 @@ class _Watched:
 
     def forget(self, step: int) -> None:
         """Take back what was seen after `step`; a streak that reaches back beyond it is cut there."""
-        self.streak = [bad for bad in self.streak if bad <= step]
-        self.baseline = [(seen, value) for seen, value in self.baseline if seen <= step]
-        self.told = False
+        kept = [bad for bad in self.streak if bad <= step]
+        self.told = self.told and kept == self.streak
+        self.streak, self.baseline = kept, [(seen, value) for seen, value in self.baseline if seen <= step]
 
     def _looks_at(self, step: int, metrics: Mapping[str, float]) -> bool:
         return step > self.recipe.warmup_steps and self.recipe.metric in metrics

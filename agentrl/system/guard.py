@@ -37,11 +37,11 @@ class Guard:
     def resume(self, step: int, version: int) -> None:
         """The learner stands at `step`, its weights are to be `version`: look at the run's steps up to it once more, without raising anything."""
         self.done(version)
+        for one in self._log.rollbacks:
+            self._monitor.roll_back(one.to_step, seen=one.step)
         for seen, metrics in read_history(self._run_dir).training.items():
             if seen <= step:
                 self._monitor.observe(seen, metrics)
-        if self._log.last is not None:
-            self._monitor.roll_back(step, seen=self._log.last.step)
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """The alarms a step raises. They are on the disk when this returns."""

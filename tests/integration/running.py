@@ -8,13 +8,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 from agentrl.buffer import journal
-from agentrl.buffer.records import Record
+from agentrl.buffer.records import BatchTaken, BatchTrained, Record, Rollback, TrajectoryAdded
+from agentrl.system.status import status
+from agentrl.types import Purpose
 
 TINY = Path(__file__).parent / "recipes" / "tiny.yaml"
 START_DEADLINE_S = 120.0
@@ -72,3 +75,33 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def gone(processes: Sequence[psutil.Process], *, within_s: float = 10.0) -> bool:
     """Whether all of them have ended."""
     return not psutil.wait_procs(processes, timeout=within_s)[1]
+
+
+def surviving_uses(run_dir: Path) -> Counter[int]:
+    """How often each group is in a batch of the surviving history: folded here again, from the records alone."""
+    taken: dict[int, BatchTaken] = {}
+    trained: dict[int, int] = {}  # batch -> step
+    for record in records(run_dir):
+        if isinstance(record, BatchTaken):
+            taken[record.batch] = record
+        elif isinstance(record, BatchTrained):
+            trained[record.batch] = record.step
+        elif isinstance(record, Rollback):
+            kept = {batch for first, last in record.consumed for batch in range(first, last + 1)}
+            taken = {batch: one for batch, one in taken.items() if batch in kept}
+            trained = {batch: step for batch, step in trained.items() if batch in kept}
+    assert sorted(trained.values()) == list(range(1, len(trained) + 1)), "surviving steps have a gap or a double"
+    return Counter(ordinal for one in taken.values() for ordinal, _, _ in one.groups)
+
+
+def assert_books_balance(run_dir: Path, *, steps: int) -> None:
+    """A finished run of the tiny recipe has trained on every group once, and every sample is in one account."""
+    told = status(run_dir)
+    assert (told["phase"], told["step"]) == ("finished", steps)
+    ledger = told["ledger"]
+    accounts = sum(ledger[name] for name in ("not_issued", "in_flight", "buffered", "training", "trained")) + sum(ledger["dropped_by_cause"].values())
+    assert ledger["wanted"] == accounts
+    assert ledger["trained"] == steps * 6 * 4
+    assert set(surviving_uses(run_dir).values()) == {1}
+    names = [record.ticket.name for record in records(run_dir) if isinstance(record, TrajectoryAdded) and record.ticket.purpose is Purpose.TRAIN]
+    assert len(names) == len(set(names))

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-from running import family, finish, gone, output, records, start, wait_for
+from running import assert_books_balance, family, finish, gone, output, records, start, wait_for
 
-from agentrl.buffer.records import BatchTaken, BatchTrained, Checkpoint, Rollback, TrajectoryAdded
+from agentrl.buffer.records import BatchTrained, Checkpoint, Rollback
 from agentrl.system.status import status
-from agentrl.types import Purpose
 
 pytestmark = pytest.mark.slow
 
 # Of Ray's own processes these two end by themselves only about a minute after the node they belong to; they hold nothing of the run.
 RAYS_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
-
-
-def surviving_uses(run_dir: Path) -> Counter[int]:
-    """How often each group is in a batch of the surviving history: folded here again, from the records alone."""
-    taken: dict[int, BatchTaken] = {}
-    trained: dict[int, int] = {}  # batch -> step
-    for record in records(run_dir):
-        if isinstance(record, BatchTaken):
-            taken[record.batch] = record
-        elif isinstance(record, BatchTrained):
-            trained[record.batch] = record.step
-        elif isinstance(record, Rollback):
-            kept = {batch for first, last in record.consumed for batch in range(first, last + 1)}
-            taken = {batch: one for batch, one in taken.items() if batch in kept}
-            trained = {batch: step for batch, step in trained.items() if batch in kept}
-    assert sorted(trained.values()) == list(range(1, len(trained) + 1)), "surviving steps have a gap or a double"
-    return Counter(ordinal for one in taken.values() for ordinal, _, _ in one.groups)
-
-
-def assert_books_balance(run_dir: Path, *, steps: int) -> None:
-    told = status(run_dir)
-    assert (told["phase"], told["step"]) == ("finished", steps)
-    ledger = told["ledger"]
-    accounts = sum(ledger[name] for name in ("not_issued", "in_flight", "buffered", "training", "trained")) + sum(ledger["dropped_by_cause"].values())
-    assert ledger["wanted"] == accounts
-    assert ledger["trained"] == steps * 6 * 4
-    assert set(surviving_uses(run_dir).values()) == {1}
-    names = [record.ticket.name for record in records(run_dir) if isinstance(record, TrajectoryAdded) and record.ticket.purpose is Purpose.TRAIN]
-    assert len(names) == len(set(names))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from agentrl.buffer_api import BatchGrant, BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, CheckpointError, Failure, HealthError
+from agentrl.faults import point
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner, StepReport
@@ -239,6 +240,7 @@ class LearnerProgram:
                 await self.buffer.version_superseded(version)
             try:
                 manifest = await self._go_back(alarm)
+                point("rollback.journal")
             except HealthError as error:
                 await self.buffer.fail(Failure.of(error))
                 raise
@@ -251,6 +253,7 @@ class LearnerProgram:
         """The journal is rolled back to the checkpoint that is returned."""
         for manifest in self.guard.candidates(alarm):
             await trio.to_thread.run_sync(self.guard.begin, alarm, manifest)
+            point("rollback.begun")
             try:
                 await self.buffer.rollback(manifest.for_rollback(), bad_after=self.guard.bad_after)
                 return manifest

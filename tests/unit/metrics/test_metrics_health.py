@@ -112,10 +112,24 @@ def test_a_healthy_run_goes_on_after_a_rollback_and_its_newer_weights_become_goo
 
 def test_a_resumed_monitor_that_is_shown_the_same_steps_stands_where_the_first_did():
     alarms = {"jump": {"above_factor": 5.0, "patience": 2}}
-    first, second = monitor(**alarms), monitor(**alarms)
-    values: list[float | None] = [1.0, 2.0, 3.0, 11.0]
-    assert fed(first, values) == fed(second, values) == []
-    assert fed(first, [11.0], first=5) == fed(second, [11.0], first=5) != []
+    first = monitor(**alarms)
+    fed(first, [1.0, 2.0, 3.0, 4.0, 11.0, 11.0])
+    first.roll_back(4, seen=6)  # quiet up to 6 + 2 + 1
+    assert fed(first, [11.0] * 4, first=5) == []
+    second = monitor(**alarms)
+    second.roll_back(4, seen=6)
+    fed(second, [1.0, 2.0, 3.0, 4.0, 11.0, 11.0, 11.0, 11.0])
+    assert fed(first, [11.0], first=9) == fed(second, [11.0], first=9) == []
+    (alarm,) = fed(first, [11.0], first=10)
+    assert fed(second, [11.0], first=10) == [alarm]
+    assert (alarm.step, alarm.since) == (10, 5)
+    assert fed(first, [11.0], first=11) == fed(second, [11.0], first=11) == []
+
+
+def test_an_alarm_that_was_raised_before_a_resume_is_not_raised_again_in_the_same_streak():
+    second = monitor(low={"below": 0.5, "patience": 2})
+    assert len(fed(second, [1.0, 0.1, 0.1])) == 1  # shown once more
+    assert fed(second, [0.1, 0.1], first=4) == []
 
 
 def test_the_alarms_of_the_defaults_watch_metrics_that_there_are_and_only_warn():
