@@ -58,6 +58,7 @@ class LearnerProgram:
         self.spec, self.recipe, self.stop = spec, recipe, stop
         self.run_dir, self.model_dir = Path(spec.run_dir), Path(spec.payload["model_dir"])
         self.lead = spec.index == 0
+        self.incarnation = spec.incarnation  # the group's: that of rank 0, once the ranks have met
         self.step = 0
         self.checkpointed: int | None = None  # step of the newest checkpoint
         self._checkpoint_s = 0.0  # what it took, told with the next step
@@ -190,6 +191,8 @@ class LearnerProgram:
 
     async def _restore(self) -> None:
         """Bring learner, journal and engines to one state: the newest valid checkpoint's, or checkpoint 0's."""
+        (group,) = await trio.to_thread.run_sync(self._agree, (float(self.spec.incarnation),))
+        self.incarnation = int(group)  # all ranks write into one checkpoint
         if self.lead:
             self.guard = await trio.to_thread.run_sync(Guard, self.recipe, self.run_dir)
         manifest = await self._choose() if self.lead else None
@@ -286,7 +289,7 @@ class LearnerProgram:
     async def _checkpoint(self) -> None:
         """Write, then mark the journal, then commit by a rename, then say so: in this order a crash anywhere leaves a valid state."""
         started = time.monotonic()
-        pending = await trio.to_thread.run_sync(checkpoint.write, self.learner, self._checkpoints, self.step, self.spec.incarnation)
+        pending = await trio.to_thread.run_sync(checkpoint.write, self.learner, self._checkpoints, self.step, self.incarnation)
         if self.lead:
             mark = await self.buffer.sync_journal()
             manifest = await trio.to_thread.run_sync(checkpoint.commit, pending, mark)
