@@ -16,13 +16,13 @@ WEIGHT_EPS = 1e-8
 
 
 def optimal_token_baseline(inputs: AdvantageInputs, *, truncate: float | None = None) -> Advantages:
-    """Reward to go - the group's weighted mean of it at the same generated token: the baseline of least gradient variance (verl 0.9.1).
+    """Reward to go - the group's weighted mean of it at the same generated token (Li et al. 2026, arXiv 2602.07078, in the form of verl 0.9.1).
 
         A_t = R_t - sum_G(W_t R_t) / (sum_G(W_t) + 1e-8)        W_t = sum of w_j over generated tokens j <= t
         w_j = rho_j^2 (1 - 2 pi_j + sum over the vocabulary of pi^2)      the squared length of the logits' gradient
 
-    The t-th generated token of a trajectory is compared with the t-th of the others, whatever observations are between. Where no other trajectory
-    of the group is that long, the baseline is 0.
+    The weights make it the baseline of least gradient variance. The t-th generated token of a trajectory is compared with the t-th of the others,
+    whatever observations are between. Where no other trajectory of the group is that long, the baseline is 0.
 
     Args:
         truncate: None: rho is 1. Else rho_j = min(learner / behaviour, truncate), for tokens of another policy.
