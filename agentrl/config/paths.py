@@ -27,7 +27,7 @@ _FILES = (
     ("retriever", "corpus"),
     ("retriever", "index"),
 )
-_MODELS = (("model", "path"), ("model", "tokenizer"))  # directories, or names on the hub
+_MODELS = (("model", "path"), ("model", "tokenizer"), ("critic", "path"), ("algorithm", "kl", "reference"))  # directories, or names on the hub
 _REMOTE = ("prepared:", "hub:")
 
 

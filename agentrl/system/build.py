@@ -5,6 +5,7 @@ buffer ─> retriever, engines ─> workers, learner ranks
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import socket
 from contextlib import closing
@@ -48,6 +49,8 @@ def refuse_unsupported(recipe: Recipe) -> None:
             f"engine.kind {recipe.engine.kind}: this version starts embedded engines only; the part that is missing is the launch of SGLang"
             " servers. Try the recipe with --smoke, or set engine.kind=embedded"
         )
+    if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
+        raise ConfigError("model.lora needs the package peft: pip install 'agentrl[lora]'")
     if recipe.engine.urls:
         raise ConfigError("engine.urls: this version cannot attach to running servers; leave it empty")
 

@@ -15,7 +15,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.system.local import LocalLauncher
 from agentrl.system.process import ProcessSpec, Role
 
-__all__ = ["Progress", "cache_key", "file_digest", "prepare", "with_prepared"]
+__all__ = ["Progress", "cache_key", "file_digest", "prepare", "with_models", "with_prepared"]
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -23,14 +23,24 @@ _MARK = "prepared:"
 
 
 async def prepare(recipe: Recipe, run_dir: Path, *, python_path: str, progress: Progress) -> tuple[Recipe, Path]:
-    """The recipe with every `prepared:` path resolved, and the model directory that every process loads."""
+    """The recipe with every `prepared:` path and hub name of a model resolved, and the model directory that every process loads."""
     spec = ProcessSpec(role=Role.PREPARE, index=0, incarnation=0, run_dir=str(run_dir), recipe=recipe.model_dump(mode="json"))
     async with LocalLauncher(python_path=python_path) as launcher:
         process = await launcher.start(spec)
         while "model_dir" not in (told := await process.ready()):
             progress(told["what"], told["done"], told["of"])
-    prepared = told["prepared"]
-    return (with_prepared(recipe, Path(prepared)) if prepared else recipe), Path(told["model_dir"])
+    recipe = with_models(recipe, critic=told["critic"], reference=told["reference"])
+    return (with_prepared(recipe, Path(told["prepared"])) if told["prepared"] else recipe), Path(told["model_dir"])
+
+
+def with_models(recipe: Recipe, *, critic: str | None, reference: str | None) -> Recipe:
+    """The recipe with the directories of further models in place of their names."""
+    plain = recipe.model_dump(mode="json")
+    if critic is not None:
+        plain["critic"]["path"] = critic
+    if reference is not None:
+        plain["algorithm"]["kl"]["reference"] = reference
+    return Recipe.model_validate(plain)
 
 
 def with_prepared(recipe: Recipe, directory: Path) -> Recipe:

@@ -4,6 +4,7 @@ prepare.factory ──> prepared/<key>/      tasks, corpus, tokenizer, ...
 train_tokenizer ──> tokenizer/<key>/
 architecture    ──> model/<key>/         random weights, tokenizer copied in
 warm_start      ──> warm/<key>/          trained weights, tokenizer copied in
+critic.path, algorithm.kl.reference      downloaded where they are names on the hub
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
-    """Make everything; tells progress as {"what", "done", "of"} and at the end {"model_dir", "prepared"}."""
+    """Make everything; tells progress as {"what", "done", "of"} and at the end {"model_dir", "prepared", "critic", "reference"}."""
     recipe = Recipe.model_validate(spec.recipe)
     cache = Path(recipe.run.dir) / ".cache"
 
@@ -44,7 +45,9 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     model_dir = _model(recipe, cache, progress)
     if recipe.warm_start is not None:
         model_dir = _warm_started(recipe, model_dir, cache, progress)
-    on_ready({"model_dir": str(model_dir), "prepared": str(prepared) if prepared else None})
+    critic = _other(None if recipe.critic is None else recipe.critic.path, "critic.path")
+    reference = _other(recipe.algorithm.kl.reference, "algorithm.kl.reference")
+    on_ready({"model_dir": str(model_dir), "prepared": str(prepared) if prepared else None, "critic": critic, "reference": reference})
 
 
 def _prepared_files(recipe: Recipe, cache: Path, progress: Callable[[str, int, int], None]) -> Path | None:
@@ -63,7 +66,7 @@ def _prepared_files(recipe: Recipe, cache: Path, progress: Callable[[str, int, i
 def _model(recipe: Recipe, cache: Path, progress: Callable[[str, int, int], None]) -> Path:
     model = recipe.model
     if model.path is not None:
-        return _local_model(model.path)
+        return _local_model(model.path, "model.path")
     architecture = model.architecture
     assert architecture is not None
     tokenizer = _tokenizer(model, cache)
@@ -80,7 +83,11 @@ def _model(recipe: Recipe, cache: Path, progress: Callable[[str, int, int], None
     return made
 
 
-def _local_model(path: str) -> Path:
+def _other(path: str | None, key: str) -> str | None:
+    return None if path is None else str(_local_model(path, key))
+
+
+def _local_model(path: str, key: str) -> Path:
     """A directory as it is; anything else is a hub's name and is downloaded to the hub's own cache."""
     if Path(path).is_dir():
         return Path(path)
@@ -90,7 +97,7 @@ def _local_model(path: str) -> Path:
     try:
         return Path(snapshot_download(path))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"model.path {path!r} is neither a directory nor a model that can be downloaded: {error}") from error
+        raise ConfigError(f"{key} {path!r} is neither a directory nor a model that can be downloaded: {error}") from error
 
 
 def _tokenizer(model: ModelRecipe, cache: Path) -> Path:
@@ -99,7 +106,7 @@ def _tokenizer(model: ModelRecipe, cache: Path) -> Path:
         key = cache_key(training.vocab_size, file_digest(Path(training.corpus)), file_digest(Path(inspect.getfile(train_tokenizer))))
         return _once(cache / "tokenizer" / key, lambda out: train_tokenizer(training, out))
     assert model.tokenizer is not None
-    return _local_model(model.tokenizer)
+    return _local_model(model.tokenizer, "model.tokenizer")
 
 
 def _warm_started(recipe: Recipe, model_dir: Path, cache: Path, progress: Callable[[str, int, int], None]) -> Path:
