@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-__all__ = ["AGGREGATIONS", "Denominators", "aggregate", "token_mean"]
+__all__ = ["AGGREGATIONS", "Denominators", "aggregate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,14 +53,6 @@ def aggregate(values_BT: Tensor, mask_BT: Tensor, *, how: str, denominators: Den
     if how not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation {how!r}: expected one of {', '.join(AGGREGATIONS)}")
     return AGGREGATIONS[how](values_BT.masked_fill(mask_BT == 0, 0.0), denominators)
-
-
-def token_mean(values_BT: Tensor, mask_BT: Tensor, *, denominator: Tensor) -> Tensor:
-    """Sum of the masked values over `denominator`, the number of generated tokens of the whole update.
-
-    The values outside the mask are replaced, not multiplied: a NaN there reaches neither the sum nor the gradient of the others.
-    """
-    return values_BT.masked_fill(mask_BT == 0, 0.0).sum() / denominator
 
 
 def _token_mean(values_BT: Tensor, by: Denominators) -> Tensor:

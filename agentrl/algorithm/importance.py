@@ -17,7 +17,6 @@ __all__ = [
     "effective_sample_share",
     "importance_weights",
     "interpolated_proximal",
-    "truncated_weights",
     "weight_sums",
 ]
 
@@ -118,13 +117,3 @@ def effective_sample_share(weight_sum: Tensor, weight_square_sum: Tensor, tokens
     Takes sums, so that they can be added over micro-batches and ranks first. 1 where all weights are equal; 0 where there are no tokens.
     """
     return weight_sum.square() / (tokens * weight_square_sum).clamp(min=1e-30)
-
-
-def truncated_weights(proximal_BT: Tensor, behaviour_BT: Tensor, *, truncate: float) -> tuple[Tensor, Tensor]:
-    """Truncated importance sampling of tokens (Ionides 2008): min(proximal / behaviour, truncate), without gradient.
-
-    Returns:
-        The weights [B, T] and where they were cut [B, T], bool.
-    """
-    weights_BT = (proximal_BT.detach() - behaviour_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return weights_BT.clamp(max=truncate), weights_BT > truncate

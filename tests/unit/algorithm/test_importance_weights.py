@@ -8,19 +8,12 @@ from agentrl.algorithm.importance import (
     effective_sample_share,
     importance_weights,
     interpolated_proximal,
-    truncated_weights,
     weight_sums,
 )
 
 BEHAVIOUR = tensor([[0.5, 0.5, 0.5, 0.5]]).log()
 COMPARED = tensor([[0.25, 0.5, 0.75, 1.0]]).log()  # ratios .5, 1, 1.5, 2
 ALL = torch.ones(1, 4)
-
-
-def test_weights_are_cut_at_the_threshold_by_hand():
-    weights, cut = truncated_weights(tensor([0.5, 2.0, 3.0]).log(), tensor([1.0, 1.0, 1.0]).log(), truncate=2.5)
-    assert_close(weights, tensor([0.5, 2.0, 2.5]))
-    assert cut.tolist() == [False, False, True]
 
 
 def test_token_weights_are_truncated_by_hand():
