@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl.config.health import DEFAULT_ALARMS
 from agentrl.config.methods import CRITIC_ESTIMATORS
 
 __all__ = ["refused_combination"]
@@ -78,4 +79,17 @@ def _curriculum(recipe: Plain) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations, _filter, _curriculum)
+def _alarms(recipe: Plain) -> str | None:
+    """Alarms that could never be raised. Those of the defaults may be there for nothing, as long as nobody asked for them."""
+    without = {"critic/": recipe["critic"] is None, "learner/kl_reference": recipe["algorithm"]["kl"]["where"] == "none"}
+    for name, alarm in recipe["health"]["alarms"].items():
+        default = DEFAULT_ALARMS.get(name)
+        untouched = default is not None and all(alarm[key] == value for key, value in ({"actions": ["warn"]} | default).items())
+        missing = next((prefix for prefix, absent in without.items() if absent and alarm["metric"].startswith(prefix)), None)
+        if missing is not None and alarm["actions"] and not untouched:
+            what = "there is no critic" if missing == "critic/" else "algorithm.kl.where is none"
+            return f"health.alarms.{name} watches {alarm['metric']}, which is never measured: {what}"
+    return None
+
+
+CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations, _filter, _curriculum, _alarms)

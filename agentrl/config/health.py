@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config.section import Float, NonNegative, Positive, PositiveFloat, Seconds, Section
 
-__all__ = ["AlarmRecipe", "HealthRecipe"]
+__all__ = ["DEFAULT_ALARMS", "AlarmRecipe", "HealthRecipe"]
 
 Action = Literal["warn", "pause", "rollback", "command", "url"]
 

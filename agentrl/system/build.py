@@ -21,6 +21,7 @@ from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.data.curriculum import find_curriculum
 from agentrl.errors import ConfigError
+from agentrl.metrics.catalogue import unknown
 from agentrl.resolve import origin, resolve
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.supervisor import Supervisor
@@ -53,6 +54,9 @@ def refuse_unsupported(recipe: Recipe) -> None:
         raise ConfigError("model.lora needs the package peft: pip install 'agentrl[lora]'")
     if recipe.engine.urls:
         raise ConfigError("engine.urls: this version cannot attach to running servers; leave it empty")
+    for name, alarm in recipe.health.alarms.items():
+        if unknown([alarm.metric]):
+            raise ConfigError(f"health.alarms.{name}.metric: there is no metric {alarm.metric}; docs/metrics.md lists them")
 
 
 def environment_file(recipe: Recipe) -> str:

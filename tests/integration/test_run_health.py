@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +79,9 @@ def test_an_alarm_takes_the_run_back_another_pauses_it_and_the_same_command_goes
 def test_a_crash_in_the_middle_of_a_rollback_is_finished_by_the_same_command(tmp_path, passage, monkeypatch):
     run_dir = tmp_path / "crash"
     arguments = ["run.steps=6", *RISING, *alarm("fast", *TOO_FAST)]
-    monkeypatch.setitem(os.environ, "AGENTRL_FAULTS", f"{passage}=kill")
+    monkeypatch.setenv("AGENTRL_FAULTS", f"{passage}=kill")
     assert finish(start(run_dir, *arguments), run_dir) == 1, output(run_dir)
-    monkeypatch.delitem(os.environ, "AGENTRL_FAULTS")
+    monkeypatch.delenv("AGENTRL_FAULTS")
     assert finish(start(run_dir, *arguments), run_dir) == 0, output(run_dir)
     assert_books_balance(run_dir, steps=6)
     assert len(lines(run_dir, "alarm")) == len(lines(run_dir, "restored")) == 1
@@ -118,10 +117,10 @@ def test_status_of_a_run_that_was_killed_says_interrupted(tmp_path):
 @pytest.mark.soak
 def test_a_collapse_by_thirty_times_the_learning_rate_is_named_taken_back_and_recovered_from(tmp_path):
     run_dir = tmp_path / "collapse"
-    too_much = ("learner.learning_rate=6e-2", "run.steps=60", "checkpoint.every=5", "eval.every=100", "run.launcher=local")
-    process = start(run_dir, *too_much, "health.alarms.ess.actions=[rollback]", recipe=QUICKSTART)
+    too_much = ("learner.learning_rate=6e-2", "run.steps=45", "checkpoint.every=5", "eval.every=100", "run.launcher=local")
+    process = start(run_dir, *too_much, "health.alarms.ess.actions=[rollback]", "health.rate_factor=0.0333", recipe=QUICKSTART)
     assert finish(process, run_dir, deadline_s=900.0) == 0, output(run_dir)
     assert {line["alarm"] for line in lines(run_dir, "alarm")} >= {"ess"}
     assert 1 <= len(lines(run_dir, "restored")) <= 3
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["eval"]["final"]["em"] >= summary["eval"]["initial"]["em"] + 0.2
+    assert summary["eval"]["final"]["em"] >= summary["eval"]["initial"]["em"] + 0.3

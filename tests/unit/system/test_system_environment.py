@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
-from agentrl.system.build import environment_file
+from agentrl.system.build import environment_file, refuse_unsupported
 
 BASE = {"name": "r", "run": {"steps": 1}, "model": {"path": "m"}, "tasks": {"train": [{"path": "t.jsonl"}]}}
 
@@ -29,3 +29,9 @@ def test_an_environment_that_is_not_there_is_told_with_its_key():
 def test_options_it_does_not_take_are_told_before_the_run_starts():
     with pytest.raises(ConfigError, match=r"env\.options do not fit envs\.search:SearchEnv: got an unexpected keyword argument 'max_turn'"):
         looked_at("envs.search:SearchEnv", max_turn=2)
+
+
+def test_an_alarm_on_a_metric_that_is_none_is_told_before_the_run_starts():
+    health = {"alarms": {"mine": {"metric": "learner/entropie", "below": 0.1}}}
+    with pytest.raises(ConfigError, match=r"health\.alarms\.mine\.metric: there is no metric learner/entropie"):
+        refuse_unsupported(Recipe.model_validate(BASE | {"env": {"factory": "envs.search:SearchEnv"}, "health": health}))

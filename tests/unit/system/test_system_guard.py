@@ -14,6 +14,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.errors import HealthError
 from agentrl.learner import checkpoint
 from agentrl.learner.checkpoint import Manifest, Pending
+from agentrl.metrics.alarms import AlarmLog, RolledBack
 from agentrl.metrics.health import Alarm
 from agentrl.metrics.sinks import JsonLines
 from agentrl.system.guard import Guard
@@ -108,20 +109,25 @@ def back(watching: Guard, alarm: Alarm) -> Manifest:
     return manifest
 
 
-def test_a_crash_in_the_middle_is_finished_by_the_next_start_and_a_later_checkpoint_of_the_same_name_is_left_alone(tmp_path, monkeypatch):
+def test_a_crash_in_the_middle_is_finished_by_the_next_start_and_a_later_checkpoint_of_the_same_name_is_left_alone(tmp_path):
     save(tmp_path, 0, 3, 4)
-    watching = guard(tmp_path)
-    alarm = raised(watching, good=4)
-    with monkeypatch.context() as crash:
-        crash.setattr(checkpoint, "abandon", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            back(watching, alarm)
-    assert names(tmp_path)[-1] == "i1001-s00000004"
-
+    AlarmLog(tmp_path).rollback(  # the first thing `begin` does, and here the last
+        RolledBack(
+            number=1,
+            alarm="ess",
+            step=6,
+            to="i1001-s00000003",
+            to_step=3,
+            good_until=3,
+            abandoned=("i1001-s00000004",),
+            learning_rate_scale=0.1,
+        )
+    )
     again = guard(tmp_path)
     assert names(tmp_path) == ["i1001-s00000000", "i1001-s00000003"]
-    assert again.learning_rate_scale == 0.1
+    assert (again.learning_rate_scale, again.bad_after) == (0.1, 3)
     again.resume(3, version=7)
+    assert again.bad_after is None
     save(tmp_path, 4)
     guard(tmp_path)
     assert names(tmp_path)[-1] == "i1001-s00000004"
