@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from agentrl.config.methods import ESTIMATORS, LOSSES, MEANS_OF_TRAJECTORIES, checked_method
+from agentrl.config.methods import CRITIC_ESTIMATORS, DISCOUNTING, ESTIMATORS, LOSSES, MEANS_OF_TRAJECTORIES, checked_method
 from agentrl.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share
 
 __all__ = ["AdvantageRecipe", "AlgorithmRecipe", "EntropyRecipe", "ImportanceRecipe", "KLRecipe", "LossRecipe", "RejectionRecipe"]
@@ -29,6 +29,9 @@ class AdvantageRecipe(Section):
     @model_validator(mode="after")
     def _known(self) -> AdvantageRecipe:
         checked_method("estimator", self.estimator, self.options, ESTIMATORS)
+        for key, value, used in (("gamma", self.gamma, DISCOUNTING), ("lam", self.lam, CRITIC_ESTIMATORS)):
+            if value != 1.0 and self.estimator not in used and ":" not in self.estimator:
+                raise ValueError(f"advantage.{key} has no effect with estimator {self.estimator}: only {', '.join(used)} use it. Leave it out")
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CRITIC_ESTIMATORS", "ESTIMATORS", "LOSSES", "MEANS_OF_TRAJECTORIES", "checked_method"]
+__all__ = ["CRITIC_ESTIMATORS", "DISCOUNTING", "ESTIMATORS", "LOSSES", "MEANS_OF_TRAJECTORIES", "checked_method"]
 
 # Estimator -> its options.
 ESTIMATORS: Mapping[str, tuple[str, ...]] = {
@@ -46,6 +46,9 @@ MEANS_OF_TRAJECTORIES = ("gspo", "gmpo", "sapo")
 
 # Estimators that need a critic's values.
 CRITIC_ESTIMATORS = ("gae", "vtrace")
+
+# Estimators that discount what comes later.
+DISCOUNTING = (*CRITIC_ESTIMATORS, "reinforce_plus_plus")
 
 
 def checked_method(kind: str, name: str, options: Iterable[str], known: Mapping[str, tuple[str, ...]]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from running import ROOT, SHORT_WARM_START, share_cache
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0
-SHORT = ("prepare.options.warm_start_steps=600", "warm_start.steps=600", "prepare.options.heldout_tasks=200")  # half the warm start: .2 instead of .4
 
 
 def told(*command: str) -> list[str]:
@@ -25,7 +23,8 @@ def told(*command: str) -> list[str]:
 
 
 def test_the_loop_in_one_file_learns(tmp_path):
-    lines = told("examples/one_file_loop.py", "--seconds", "20", f"run.dir={tmp_path}", *SHORT)
+    share_cache(tmp_path)
+    lines = told("examples/one_file_loop.py", "--seconds", "20", f"run.dir={tmp_path}", *SHORT_WARM_START)
     header = next(number for number, line in enumerate(lines) if line.split()[:1] == ["seconds"])
     rows = [line.split() for line in lines[header + 1 :]]
     first, last = float(rows[0][-1]), float(rows[-1][-1])

@@ -9,7 +9,7 @@ from agentrl.algorithm.advantages import ESTIMATORS as ESTIMATORS_THERE
 from agentrl.algorithm.losses import POLICY_LOSSES
 from agentrl.algorithm.rejection import STATISTICS
 from agentrl.config.algorithm import AlgorithmRecipe, RejectionRecipe
-from agentrl.config.methods import CRITIC_ESTIMATORS, ESTIMATORS, LOSSES, MEANS_OF_TRAJECTORIES
+from agentrl.config.methods import CRITIC_ESTIMATORS, DISCOUNTING, ESTIMATORS, LOSSES, MEANS_OF_TRAJECTORIES
 
 NOT_OPTIONS = {"gamma", "lam", "seed"}  # keys of their own, or the learner's
 
@@ -24,6 +24,7 @@ def test_every_estimator_and_its_options_can_be_named():
     for name, estimator in ESTIMATORS_THERE.items():
         assert set(ESTIMATORS[name]) == keywords(estimator.function), name
         assert (name in CRITIC_ESTIMATORS) == ("values" in estimator.needs), name
+        assert (name in DISCOUNTING) == ("gamma" in inspect.signature(estimator.function).parameters), name
 
 
 def test_every_loss_and_its_options_can_be_named():
@@ -45,6 +46,8 @@ def test_every_rejection_statistic_can_be_named():
     [
         ({"advantage": {"estimator": "gropo"}}, "did you mean grpo"),
         ({"advantage": {"estimator": "grpo", "options": {"weights": [1]}}}, "does not take weights; it takes no options"),
+        ({"advantage": {"estimator": "rloo", "gamma": 0.99}}, "only gae, vtrace, reinforce_plus_plus use it"),
+        ({"advantage": {"estimator": "reinforce_plus_plus", "lam": 0.9}}, "only gae, vtrace use it"),
         ({"loss": {"name": "ppo", "options": {"beta": 1}}}, "it takes clip_low, clip_high, dual_clip"),
         ({"loss": {"name": "reinforce", "clip_low": 0.2}}, "does not take clip_low"),
         ({"importance": {"truncate": 5.0}}, "has no effect with proximal behaviour"),
