@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from itertools import pairwise, product
+from itertools import cycle, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ from agentrl.types import Trajectory
 
 WORLD = 0  # seed of the warm start and of the world, the same for all runs
 EVALUATIONS = 6  # of a run, after the one before it begins
-COLOURS = ("#5d6778", "#2563eb", "#0891b2", "#d9480f", "#b7791f", "#9333ea", "#0d9468")
+COLOURS = ("#5d6778", "#2563eb", "#06b6d4", "#d9480f", "#e0a100", "#9333ea", "#0d9468")
+PANELS_A_ROW = 3
 
 FOUR = ("learner.mini_batches=4", "learner.learning_rate=1e-3")
 METHODS: Mapping[str, tuple[str, ...]] = {
@@ -196,20 +197,24 @@ def learn(setting: Setting, seconds: float, prepared_dir: Path, model_dir: Path)
 
 
 class Groups:
-    """The groups of each batch: new ones, and those of the batches before that may be used again."""
+    """The groups of each batch: new ones, and those of the batches before that may be used again.
+
+    Questions come in one shuffled order, and the first batch is all new: with one seed it is the same in every run.
+    """
 
     def __init__(self, tasks: TaskList, recipe: Recipe, setting: Setting) -> None:
-        self._tasks, self._size, self._seed = tasks, recipe.rollout.group_size, setting.seed
+        self._size, self._seed = recipe.rollout.group_size, setting.seed
         self._new = recipe.learner.groups_per_batch // setting.reuse
-        self._order = random.Random(mix(setting.seed, setting.reuse))
+        self._questions = cycle(random.Random(setting.seed).sample(tasks, len(tasks)))
         self._cohorts: deque[list[list[Trajectory]]] = deque(maxlen=setting.reuse)
 
     def next(self, player: Player, step: int) -> list[list[Trajectory]]:
-        """A whole batch; the first one is all new."""
-        for cohort in range(1 if self._cohorts else self._cohorts.maxlen or 1):
-            asked = [task for task in self._order.sample(self._tasks, self._new) for _ in range(self._size)]
-            played = player.play(asked, temperature=1.0, seed=mix(self._seed, step, cohort))
-            self._cohorts.append([played[start : start + self._size] for start in range(0, len(played), self._size)])
+        """A whole batch."""
+        cohorts = 1 if self._cohorts else self._cohorts.maxlen or 1
+        asked = [task for task in islice(self._questions, cohorts * self._new) for _ in range(self._size)]
+        played = player.play(asked, temperature=1.0, seed=mix(self._seed, step))
+        groups = [played[start : start + self._size] for start in range(0, len(played), self._size)]
+        self._cohorts.extend(groups[start : start + self._new] for start in range(0, len(groups), self._new))
         return [group for cohort in self._cohorts for group in cohort]
 
 
@@ -296,14 +301,17 @@ def plot(finished: Mapping[Setting, dict[str, Any]], path: Path) -> None:
     ]
     panels.append(("two_policy, loss mask", by(loss_mask, lambda one: f"{one.age} steps old, {'masked' if one.mask else 'no mask'}")))
     panels = [panel for panel in panels if panel[1]]
-    figure = Figure(figsize=(4.4 * len(panels), 4.2), dpi=110, layout="constrained", facecolor="white")
+    rows = -(-len(panels) // PANELS_A_ROW)
+    figure = Figure(figsize=(4.6 * PANELS_A_ROW, 3.8 * rows), dpi=110, layout="constrained", facecolor="white")
     canvas = FigureCanvasAgg(figure)
-    for axis, (title, lines) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        for colour, (label, settings) in zip(COLOURS, lines.items(), strict=False):
+    for place, (title, lines) in enumerate(panels, start=1):
+        axis = figure.add_subplot(rows, PANELS_A_ROW, place)
+        for number, (label, settings) in enumerate(lines.items()):
+            colour = COLOURS[list(METHODS).index(label) if label in METHODS else number % len(COLOURS)]
             draw(axis, [finished[one]["curve"] for one in settings], label, colour)
         axis.set_title(title, fontsize=11, loc="left")
         axis.set_ylim(0, 1.02)
-        axis.set_xlabel("seconds of generating and learning", fontsize=9, color="#5d6778")
+        axis.set_xlabel("held-out EM over seconds of generating and learning", fontsize=9, color="#5d6778")
         axis.grid(axis="y", color="#e3e7ee", linewidth=0.8)
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(length=0, labelsize=9, colors="#5d6778")
