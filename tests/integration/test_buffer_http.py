@@ -230,6 +230,34 @@ def test_a_buffer_killed_between_the_journal_and_the_reply_gives_the_same_answer
     ]
 
 
+def test_a_group_is_filtered_once_also_where_the_buffer_dies_between_the_record_and_the_reply(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async with worker(server) as working, learner(server) as learning:
+            await learning.reserve_version(reason="initial")
+            await learning.version_published(version=0, engines=[0], seconds=0.0, bytes=0)
+            tickets = await working.take_tickets(request=0, want=3, wait_s=1.0)
+            assert [(grant.ticket.k, grant.temperature) for grant in tickets.grants] == [(0, 1.0), (1, 1.0), (2, 0.0)]
+            server.end()
+            await trio.to_thread.run_sync(partial(server.start, faults="journal.appended=kill@2"))  # passage 1 is the opening's own
+            answers: list[Any] = []
+
+            async def closing() -> None:
+                answers.append(await working.close_tickets(played(tickets.grants)))  # all earn 1: nothing to learn
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(closing)
+                assert await trio.to_thread.run_sync(server.died) == -signal.SIGKILL
+                await trio.to_thread.run_sync(server.start)
+            assert answers == [(True,) * 3]
+            status = await working.status()
+            assert status["filter"] == {"completed": 1, "filtered": 1, "in_row": 1}
+            assert status["dropped"] == {"filtered": 3}
+            assert status["tickets"]["late"] == {}
+
+    with serving(tmp_path, filter="mixed", greedy_baseline=True) as server:
+        play(partial(main, server))
+
+
 @pytest.mark.parametrize("acknowledge", ["memory", "wal", "fsync"])
 def test_many_calls_at_once_are_all_answered_at_every_acknowledgement_level(tmp_path: Path, acknowledge: str) -> None:
     async def one(client: BufferClient, request: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,32 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agentrl.buffer.buffer import BufferSettings, Caller, EvalSettings, ReplayBuffer
 from agentrl.buffer_api import BatchGrant, Grant, Outcome
-from agentrl.types import CloseCause, Task
+from agentrl.data.curriculum import Curriculum, CurriculumOrder
+from agentrl.types import CloseCause, StopReason, Task, Trajectory
 from agentrl.wire import decode_trajectory
 
 CAUSES = [CloseCause.TOOL_ERROR, CloseCause.ENGINE_ERROR, CloseCause.DEADLINE]
 WORKERS = 2
+
+
+TASKS = tuple(Task(id=f"t{index}", prompt="?") for index in range(5))
+
+
+class Diary(Curriculum):
+    """Chooses by all it was told, and keeps it."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__(tasks)
+        self.told: list[Any] = []
+
+    def next(self, ordinal: int) -> int:
+        return (ordinal + sum(len(line) for line in self.told)) % len(self.tasks)
+
+    def issued(self, ordinal: int, index: int) -> None:
+        self.told.append((ordinal, index))
+
+    def finished(self, index: int, rewards: Sequence[float]) -> None:
+        self.told.append((index, *rewards, "finished"))
 
 
 class Run(RuleBasedStateMachine):
@@ -43,12 +66,22 @@ class Run(RuleBasedStateMachine):
                 "max_lost": st.integers(1, 3),
                 "eval_every": st.sampled_from([None, 2]),
                 "total_steps": st.integers(1, 6),
+                "filter": st.sampled_from(["none", "mixed"]),
+                "over_sample": st.sampled_from([0.0, 0.4]),
+                "dropped_stops": st.sampled_from([(), ("turn_limit",)]),
+                "greedy_baseline": st.booleans(),
             }
-        )
+        ),
+        adaptive=st.booleans(),
     )
-    def begin(self, shape: dict[str, Any]) -> None:
+    def begin(self, shape: dict[str, Any], adaptive: bool) -> None:
+        if shape["filter"] == "mixed":
+            shape["group_size"] = max(2, shape["group_size"])
         self.folder = Path(tempfile.mkdtemp())
-        self.settings = BufferSettings(**shape, eval_sets={"heldout": EvalSettings()}, max_failed_share=1.0, debug=True)
+        bounds: dict[str, Any] = {"max_failed_share": 1.0, "max_filtered_in_row": 10_000}
+        self.settings = BufferSettings(**shape, **bounds, eval_sets={"heldout": EvalSettings()}, debug=True)
+        self.adaptive = adaptive
+        self.kind = random.Random(0)
         self.clock, self.incarnation, self.run = Clock(), 0, 1
         self.buffer = self.reopen()
         self.workers = [0] * WORKERS  # incarnations
@@ -77,10 +110,11 @@ class Run(RuleBasedStateMachine):
     def reopen(self) -> ReplayBuffer:
         self.incarnation += 1
         tasks = {"heldout": [Task(id=f"h{i}", prompt="?") for i in range(2)]}
+        self.diary = Diary(TASKS)
         return ReplayBuffer(
             self.folder,
             self.settings,
-            tasks=Tasks(),
+            tasks=CurriculumOrder(TASKS, self.diary) if self.adaptive else Tasks(),
             eval_tasks=tasks,
             incarnation=self.incarnation,
             run=self.run,
@@ -123,7 +157,10 @@ class Run(RuleBasedStateMachine):
     def close(self, index: int, grant: Grant, cause: CloseCause | None) -> None:
         self.playing[index].remove(grant)
         if cause is None:
-            outcome = Outcome(ticket=grant.ticket, trajectory=episode(grant.ticket, version=self.buffer.state.versions.published or 0))
+            details: dict[str, Any] = {"reward": float(self.kind.random() < 0.5), "temperature": grant.temperature}
+            details["stop"] = StopReason.TURN_LIMIT if self.kind.random() < 0.2 else StopReason.ANSWERED
+            version = self.buffer.state.versions.published or 0
+            outcome = Outcome(ticket=grant.ticket, trajectory=episode(grant.ticket, version=version, **details))
         else:
             outcome = Outcome(ticket=grant.ticket, cause=cause)
         was_open = grant.ticket.name in self.buffer.state.tickets.open
@@ -149,11 +186,24 @@ class Run(RuleBasedStateMachine):
         if grant.batch not in self.surviving:
             assert grant.batch > max(self.batches, default=-1)
             self.batches.append(grant.batch)
+        for group in grant.groups:
+            self.check_group([decode_trajectory(data) for data in group])
         keys = [decode_trajectory(data).ticket for group in grant.groups for data in group]
         assert [t.sample for t in keys] == sorted(t.sample for t in keys)
         uses = {ordinal: use for ordinal, use, _ in self.buffer.state.batches.by_id[grant.batch].taken.groups}
         self.surviving[grant.batch] = [(t.ordinal, t.k, uses[t.ordinal]) for t in keys]
         return grant
+
+    def check_group(self, group: list[Trajectory]) -> None:
+        """What a group that is trained on must be."""
+        sampled = [trajectory for trajectory in group if trajectory.temperature > 0]
+        assert [trajectory.ticket.k for trajectory in group if trajectory.temperature == 0] == [
+            self.settings.group_size
+        ] * self.settings.greedy_baseline
+        assert all(trajectory.stop not in self.settings.dropped_stops for trajectory in sampled)
+        assert len(sampled) >= (1 if self.settings.greedy_baseline else min(2, self.settings.group_size))
+        if self.settings.filter == "mixed":
+            assert len({trajectory.reward.total for trajectory in sampled}) > 1
 
     def train(self, grant: BatchGrant, updates_done: int) -> None:
         step = self.buffer.state.batches.step
@@ -187,6 +237,13 @@ class Run(RuleBasedStateMachine):
     def a_worker_closes_tickets(self, index: int, which: int, cause: CloseCause | None, count: int) -> None:
         for _ in range(min(count, len(self.playing[index]))):
             self.close(index, self.playing[index][which % len(self.playing[index])], cause)
+        self.buffer.commit()
+
+    @rule(index=st.integers(0, WORKERS - 1), count=st.integers(4, 16))
+    def a_worker_plays_many_episodes(self, index: int, count: int) -> None:
+        self.take(index, count)
+        for grant in self.playing[index][:count]:
+            self.close(index, grant, None)
         self.buffer.commit()
 
     @rule(index=st.integers(0, WORKERS - 1))
@@ -243,10 +300,10 @@ class Run(RuleBasedStateMachine):
         self.batch, self.number, self.unpublished = None, 0, []
         self.boot("restored")
 
-    @rule(torn=st.integers(0, 200))
+    @rule(torn=st.one_of(st.just(0), st.integers(1, 200)))
     def the_buffer_is_killed(self, torn: int) -> None:
         """Nothing acknowledged is lost, and what was in the middle of being written never was."""
-        before = comparable(self.buffer)
+        before, told = comparable(self.buffer), list(self.diary.told)
         unacknowledged = self.buffer.take_tickets(self.worker(0), request=self.requests[0], want=2)
         pending = b"".join(self.buffer.journal._pending)
         newest = sorted(self.folder.glob("*.seg"))[-1]
@@ -254,14 +311,20 @@ class Run(RuleBasedStateMachine):
         with newest.open("ab") as file:
             file.write(pending[: min(torn, len(pending) - 1)] if pending else b"")
         self.buffer = self.reopen()
+        after = comparable(self.buffer)
+        assert [after[name] for name in ("dropped", "filter", "step")] == [before[name] for name in ("dropped", "filter", "step")]
         if not unacknowledged.grants or not torn:
-            assert comparable(self.buffer) == before
+            assert after == before
+            assert self.diary.told == told
 
     @rule(age=st.integers(0, 2))
     def the_run_is_killed_and_resumed(self, age: int) -> None:
+        self.buffer.commit()
         self.buffer.journal.abandon()
+        told = list(self.diary.told)
         self.run += 1
         self.buffer = self.reopen()
+        assert self.diary.told[: len(told)] == told  # more where a lost ticket was a sample's last
         assert self.buffer.state.tickets.open == {}
         assert self.buffer.state.phase == "starting"
         for index in range(WORKERS):
@@ -289,6 +352,13 @@ class Run(RuleBasedStateMachine):
         state.check()
         gone = state.groups.ledger["trained"] + state.groups.ledger["dropped/nonfinite"] + state.groups.ledger["training"]
         assert gone == sum(use == 0 for keys in self.surviving.values() for _, _, use in keys)
+
+    @invariant()
+    def every_group_is_told_of_when_it_is_issued_and_when_it_ends(self) -> None:
+        if hasattr(self, "buffer") and self.adaptive:
+            finished = sum(line[-1] == "finished" for line in self.diary.told)
+            assert len(self.diary.told) - finished == self.buffer.state.groups.frontier
+            assert finished + self.buffer.state.groups.admission.running == self.buffer.state.groups.frontier
 
     @invariant()
     def more_groups_than_the_limit_are_alive_only_after_a_rollback_and_ever_fewer(self) -> None:

@@ -16,8 +16,11 @@ from agentrl.wire import decode_trajectory
 STEPS = 60
 
 
-def simulate(directory: Path, *, sigma: float, step_s: float, fail: float, seed: int, **changes: Any) -> list[int]:
-    """Play a run in simulated time; returns the staleness of every trained trajectory's first token.
+def simulate(directory: Path, *, sigma: float, step_s: float, fail: float, seed: int, alike: float = 0.0, **changes: Any) -> list[int]:
+    """Play a run in simulated time; returns the staleness of every first token that is trained on for the first time.
+
+    Args:
+        alike: share of groups whose rewards are all alike.
 
     Episodes take lognormal times (mean 1 s), as many run at once as there are tickets; a step takes `step_s`; publishing half of it,
     beside the next step. Whatever may happen, happens at once.
@@ -39,7 +42,9 @@ def simulate(directory: Path, *, sigma: float, step_s: float, fail: float, seed:
             later(generator.lognormvariate(-sigma * sigma / 2, sigma), "episode", (grant, player.buffer.state.versions.published))
         if not training and (batch := player.take_batch()) is not None and batch.end is None:
             training = True
-            staleness += [batch.versions[decode_trajectory(data).first_version].staleness(batch.step) for group in batch.groups for data in group]
+            uses = [use for _, use, _ in player.buffer.state.batches.by_id[batch.batch].taken.groups]
+            new = [decode_trajectory(data) for group, use in zip(batch.groups, uses, strict=True) if use == 0 for data in group]
+            staleness += [batch.versions[trajectory.first_version].staleness(batch.step) for trajectory in new]
             later(step_s, "trained", batch)
         clock, _, kind, what = heapq.heappop(events)
         if kind == "episode":
@@ -47,7 +52,8 @@ def simulate(directory: Path, *, sigma: float, step_s: float, fail: float, seed:
             if generator.random() < fail:
                 player.fail(grant, CloseCause.TOOL_ERROR)
             else:
-                player.finish(grant, version=version)
+                differs = random.Random(grant.ticket.ordinal).random() >= alike
+                player.finish(grant, version=version, reward=float(differs and grant.ticket.k))
         elif kind == "trained":
             training = False
             if (version := player.train(what, publish=False)) is not None:
@@ -70,6 +76,21 @@ def test_mean_staleness_of_first_tokens_stays_within_its_bound(
     )
     assert len(staleness) == STEPS * 4 * 2
     assert sum(staleness) / len(staleness) <= max_staleness + (publish_every - 1) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({"filter": "mixed"}, 1.0),  # K
+        ({"filter": "mixed", "over_sample": 0.5}, 2.0),  # 1.5 * (K + 1) - 1
+        ({"reuse": 2, "fresh": 0.25}, 3.0),  # 2 * (K + 1) - 1: each group fills two places, whatever `fresh` allows
+        ({"reuse": 9, "fresh": 0.5, "filter": "mixed", "over_sample": 0.5}, 5.0),  # 1.5 * 2 * (K + 1) - 1
+    ],
+)
+def test_filters_over_sampling_and_replay_keep_to_the_bounds_that_are_theirs(tmp_path: Path, changes: dict[str, Any], bound: float) -> None:
+    staleness = simulate(tmp_path, sigma=1.0, step_s=0.5, fail=0.1, seed=5, alike=0.4, groups_per_batch=4, max_staleness=1, **changes)
+    assert sum(staleness) / len(staleness) <= bound
 
 
 @pytest.mark.slow

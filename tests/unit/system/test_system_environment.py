@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
-from agentrl.system.build import environment_file, refuse_unsupported
+from agentrl.system.build import environment_file, find_recipe_code, refuse_unsupported
 
 BASE = {"name": "r", "run": {"steps": 1}, "model": {"path": "m"}, "tasks": {"train": [{"path": "t.jsonl"}]}}
 
@@ -35,3 +35,19 @@ def test_an_alarm_on_a_metric_that_is_none_is_told_before_the_run_starts():
     health = {"alarms": {"mine": {"metric": "learner/entropie", "below": 0.1}}}
     with pytest.raises(ConfigError, match=r"health\.alarms\.mine\.metric: there is no metric learner/entropie"):
         refuse_unsupported(Recipe.model_validate(BASE | {"env": {"factory": "envs.search:SearchEnv"}, "health": health}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"buffer": {"filter": "envs.search:keep"}}, r"buffer\.filter: envs\.search:keep: .* has no keep"),
+        (
+            {"buffer": {"replay": {"reuse": 2, "fresh": 0.5, "select": "envs.search:best"}}},
+            r"buffer\.replay\.select: envs\.search:best: .* has no best",
+        ),
+        ({"tasks": {"train": [{"path": "t.jsonl"}], "curriculum": {"factory": "envs.search:Easy"}}}, r"tasks\.curriculum: envs\.search:Easy: "),
+    ],
+)
+def test_code_that_the_buffer_would_not_find_is_told_before_the_run_starts(sections: dict[str, object], told: str):
+    with pytest.raises(ConfigError, match=told):
+        find_recipe_code(Recipe.model_validate(BASE | {"env": {"factory": "envs.search:SearchEnv"}} | sections))
