@@ -119,7 +119,7 @@ def test_a_collapse_by_thirty_times_the_learning_rate_is_named_taken_back_and_re
     run_dir = tmp_path / "collapse"
     too_much = ("learner.learning_rate=6e-2", "run.steps=45", "checkpoint.every=5", "eval.every=100", "run.launcher=local")
     process = start(run_dir, *too_much, "health.alarms.ess.actions=[rollback]", "health.rate_factor=0.0333", recipe=QUICKSTART)
-    assert finish(process, run_dir, deadline_s=900.0) == 0, output(run_dir)
+    assert finish(process, run_dir, deadline_s=1800.0) == 0, output(run_dir)
     assert {line["alarm"] for line in lines(run_dir, "alarm")} >= {"ess"}
     assert 1 <= len(lines(run_dir, "restored")) <= 3
     summary = json.loads((run_dir / "summary.json").read_text())
