@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 from learner_models_scene import full_recipe, play
-from learner_scene import random_groups
+from learner_scene import random_groups, tiny_recipe
 
+from agentrl.algorithm.aggregation import AGGREGATIONS
 from agentrl.buffer_api import JournalMark
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
@@ -50,6 +51,23 @@ def play_models(model_dir: Path, ranks: Ranks, checkpoints: Path) -> dict[str, o
     return seen
 
 
+def play_aggregations(model_dir: Path, ranks: Ranks, directory: Path, micro_batch: int | None) -> dict[str, list[float]]:
+    """Loss and gradient norm of one step by every aggregation, with a critic and a leash in the loss.
+
+    Args:
+        micro_batch: trajectories; None: all at once.
+    """
+    seen = {}
+    for how in AGGREGATIONS:
+        horizon = 8.0 if how == "seq_mean_token_sum_norm" else None
+        ways = {"algorithm__aggregation": how, "algorithm__aggregation_horizon": horizon, "learner__trajectories_per_micro_batch": micro_batch}
+        rest = {"critic": {}, "algorithm__advantage": {"estimator": "gae"}, "algorithm__entropy": {"coefficient": 0.01}}
+        learner = Learner.build(tiny_recipe(**ways, **rest), model_dir, ranks, directory)
+        metrics = learner.train(TrainingBatch.of(random_groups(groups=5, size=2), {0: 0}), step=0, progress=0.0).metrics
+        seen[how] = [metrics[name] for name in ("learner/loss", "learner/grad_norm", "critic/loss", "critic/grad_norm", "learner/entropy")]
+    return seen
+
+
 def main() -> None:
     """Play the scenario."""
     rank, size, init_method, model_dir, checkpoints, out, recipe = sys.argv[1:]
@@ -65,6 +83,7 @@ def main() -> None:
     except AgentRLError as error:
         seen["refused"] = str(error)
     seen |= play_models(Path(model_dir), ranks, Path(f"{checkpoints}_models"))
+    seen["aggregations"] = play_aggregations(Path(model_dir), ranks, Path(checkpoints).parent, None)
     if ranks.first:
         Path(out).write_text(json.dumps(seen))
     ranks.leave()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from learner_models_scene import full_recipe, play
-from learner_rank import losses, save, total
+from learner_rank import losses, play_aggregations, save, total
 from learner_scene import tiny_model, tiny_recipe
 from torch import tensor
 from torch.testing import assert_close
 
+from agentrl.algorithm.aggregation import AGGREGATIONS
 from agentrl.learner import checkpoint
 from agentrl.learner.learner import Learner
 from agentrl.learner.ranks import Ranks
@@ -69,3 +70,8 @@ def test_two_ranks_train_like_one_and_read_each_others_checkpoints(tmp_path):
     played = play(models, range(4, 6))
     checkpoint.load(models, next(checkpoint.manifests(tmp_path / "checkpoints_models")))
     assert_close(tensor(play(models, range(4, 6))), tensor(played), atol=1e-5, rtol=1e-6)
+    whole = play_aggregations(model_dir, Ranks.single(), tmp_path, None)
+    fifths = play_aggregations(model_dir, Ranks.single(), tmp_path, 2)
+    for how in AGGREGATIONS:  # 1 rank and 1 micro-batch, 1 and 5, 2 ranks
+        assert_close(tensor(fifths[how]), tensor(whole[how]), atol=1e-6, rtol=1e-6, msg=how)
+        assert_close(tensor(two["aggregations"][how]), tensor(whole[how]), atol=1e-6, rtol=1e-6, msg=how)
