@@ -37,8 +37,8 @@ class CriticRecipe(Section):
     """AdamW's, of all parameters."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this norm."""
-    clip: PositiveFloat = 0.5
-    """How far a value may move from the one at the start of the step before its loss is clipped (Schulman et al.'s PPO code)."""
+    clip: PositiveFloat | None = 0.5
+    """How far a value may move from the one at the start of the step before its loss is clipped (Schulman et al.'s PPO code). None: never."""
     mini_batches: Positive | None = None
     """Optimizer updates per pass over a batch; by default learner.mini_batches."""
     ppo_epochs: Positive | None = None

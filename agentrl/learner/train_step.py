@@ -116,7 +116,7 @@ def _train_critic(state: LearnerState, tokens: StepTokens, recipe: Recipe, criti
     return done
 
 
-def _critic_gradients(state: LearnerState, tokens: StepTokens, rows: Sequence[int], recipe: Recipe, clip: float, *, step: int) -> CriticTally:
+def _critic_gradients(state: LearnerState, tokens: StepTokens, rows: Sequence[int], recipe: Recipe, clip: float | None, *, step: int) -> CriticTally:
     ranks, batch, critic = state.ranks, tokens.batch, state.critic
     assert critic is not None
     tokens_B = batch.count(tokens.critic_mask_N)[list(rows)]
