@@ -19,6 +19,7 @@ from agentrl.learner.optimizer import make_optimizer
 from agentrl.learner.policy import PolicyModel
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reference import Reference
+from agentrl.learner.rehearsal import rehearse
 from agentrl.learner.state import Controllers, LearnerState
 from agentrl.learner.train_step import train_step
 from agentrl.record import Recorder, phase, record
@@ -63,6 +64,7 @@ class Learner:
         """
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
+        rehearse(recipe.algorithm)
         return cls(recipe, model_dir, run_dir, _state(recipe, model_dir, ranks))
 
     @property

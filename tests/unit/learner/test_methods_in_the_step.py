@@ -9,7 +9,7 @@ from learner_scene import random_groups, tiny_model, tiny_recipe, trajectory
 from torch.testing import assert_close
 
 from agentrl.config.methods import CRITIC_ESTIMATORS, ESTIMATORS, LOSSES
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner
 from agentrl.learner.memory import Cut, within_memory
@@ -250,3 +250,17 @@ def test_a_pass_that_broke_off_leaves_nothing_behind(learner_of, during):
     assert found.metrics["learner/grad_norm"] == pytest.approx(expected.metrics["learner/grad_norm"], rel=1e-5)
     for (name, one), (_, other) in zip(*(next(iter(learner.gather(1 << 20))) for learner in (plain, broken)), strict=True):
         assert_close(one, other, atol=2e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"algorithm__advantage": {"estimator": "gdpo"}}, "gdpo: missing a required argument: 'parts'"),
+        ({"algorithm__advantage": {"estimator": "rloo", "options": {"singleton": "none"}}}, "singleton"),
+        ({"algorithm__loss": {"options": {"dual_clip": 0.5}}}, "dual_clip is a bound of the ratio above 1"),
+        ({"algorithm__loss": {"name": "no.such:thing"}}, "no.such"),
+    ],
+)
+def test_wrong_options_are_found_when_the_learner_is_built(learner_of, settings, told):
+    with pytest.raises(ConfigError, match=told):
+        learner_of(**settings)
