@@ -18,7 +18,9 @@ from agentrl.algorithm.rejection import STATISTICS
 from agentrl.config.document import merge, parse, plain
 from agentrl.config.recipe import AlgorithmRecipe, Recipe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALLEST = """
 name: x
 run: {steps: 100}
@@ -72,6 +74,7 @@ def names(row: Row) -> set[str]:
 
 SNIPPETS = [[block] for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)]
 SNIPPETS += [CODE.findall(row["recipe"]) for row in rows(PAGE) if "recipe" in row]
+SNIPPETS += [CODE.findall(row["say"]) for row in rows(README) if "say" in row]
 
 
 @pytest.mark.parametrize("pieces", SNIPPETS, ids=lambda pieces: " ".join(" ".join(pieces).split())[:60])
@@ -129,6 +132,14 @@ def test_keys_beside_those_of_verl_are_there() -> None:
             annotation = model.model_fields[step].annotation
             inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type) and issubclass(part, BaseModel)]
             model = inner[0] if inner else BaseModel
+
+
+def test_the_readme_counts_right() -> None:
+    told = re.search(
+        r"There are (\d+) advantage estimators, (\d+) policy losses, (\d+) aggregations, .*?(\d+) rejection statistics and (\d+)\s", README, re.DOTALL
+    )
+    assert told is not None
+    assert [int(number) for number in told.groups()] == [len(known) for known in (ESTIMATORS, POLICY_LOSSES, AGGREGATIONS, STATISTICS, ESTIMATES)]
 
 
 def test_links_within_the_page_lead_to_headings() -> None:
