@@ -41,6 +41,13 @@ def _critic(recipe: Plain) -> str | None:
     return None
 
 
+def _parts(recipe: Plain) -> str | None:
+    algorithm = recipe["algorithm"]
+    if algorithm["advantage"]["estimator"] == "gdpo" and algorithm["kl"]["where"] == "reward":
+        return "algorithm.kl.where reward changes the total reward, and estimator gdpo looks at its parts only: set it to loss"
+    return None
+
+
 def _lora(recipe: Plain) -> str | None:
     lora = recipe["model"]["lora"]
     if lora is not None and lora["publish"] == "adapters" and recipe["engine"]["kind"] == "embedded":
@@ -92,4 +99,4 @@ def _alarms(recipe: Plain) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _lora, _reuse, _observations, _filter, _curriculum, _alarms)
+CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _parts, _lora, _reuse, _observations, _filter, _curriculum, _alarms)

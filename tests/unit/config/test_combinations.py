@@ -22,6 +22,10 @@ BASE = {
         ({"algorithm": {"gae_over_observations": True}}, "there is no critic"),
         ({"model": {"path": "m", "lora": {"publish": "adapters"}}}, "the embedded engine takes full weights only"),
         ({"model": {"path": "m", "lora": {}}, "algorithm": {"kl": {"where": "loss", "reference": "r"}}}, "without its adapters"),
+        (
+            {"algorithm": {"advantage": {"estimator": "gdpo", "options": {"parts": ["a"]}}, "kl": {"where": "reward"}}},
+            "looks at its parts only: set it to loss",
+        ),
         ({"buffer": {"replay": {"reuse": 2}}}, "lower fresh"),
         ({"buffer": {"replay": {"fresh": 0.5}}}, "raise reuse"),
         (
