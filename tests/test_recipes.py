@@ -32,7 +32,7 @@ def agentrl(*arguments: str, cwd: Path, timeout_s: float = SMOKE_S) -> subproces
 
 
 def test_there_are_recipes():
-    assert {"quickstart", "search_r1_nq"} <= {path.stem for path in RECIPES}
+    assert {"quickstart", "search_r1_nq", "search_r1_nq_grpo"} <= {path.stem for path in RECIPES}
 
 
 @each_recipe
@@ -57,10 +57,16 @@ def test_a_resolved_recipe_is_a_recipe(path: Path, smoke: bool, tmp_path: Path):
     assert load_recipe([tmp_path / "resolved.yaml"]) == recipe
 
 
-def test_the_headline_has_search_r1s_published_numbers():
-    recipe = load_recipe([ROOT / "recipes" / "search_r1_nq.yaml"])
+@pytest.mark.parametrize(("name", "group_size"), [("search_r1_nq", 1), ("search_r1_nq_grpo", 5)])
+def test_the_search_recipes_have_search_r1s_published_numbers(name: str, group_size: int):
+    recipe = load_recipe([ROOT / "recipes" / f"{name}.yaml"])
     trajectories = recipe.learner.groups_per_batch * recipe.rollout.group_size
-    assert (recipe.learner.groups_per_batch, recipe.rollout.group_size, trajectories // recipe.learner.mini_batches) == (512, 5, 256)
+    assert (recipe.learner.groups_per_batch, recipe.rollout.group_size, trajectories // recipe.learner.mini_batches) == (512, group_size, 256)
+    kl, advantage = recipe.algorithm.kl, recipe.algorithm.advantage
+    if recipe.critic is not None:
+        assert (recipe.critic.learning_rate, recipe.critic.schedule.warmup, recipe.critic.clip, recipe.critic.warmup_steps) == (1e-5, 0.015, 0.5, 0)
+        assert (advantage.estimator, advantage.gamma, advantage.lam) == ("gae", 1.0, 1.0)
+    assert (kl.where, kl.estimate, kl.coefficient) == (("loss", "k3", 0.001) if recipe.critic is None else ("reward", "k1", 0.001))
     assert (recipe.learner.learning_rate, recipe.learner.schedule.warmup, recipe.run.steps) == (1e-6, 0.285, 1005)
     limits = recipe.rollout.limits
     assert (limits.prompt_tokens, limits.completion_tokens, limits.observation_tokens, limits.context_tokens) == (2048, 500, 500, 4096)
