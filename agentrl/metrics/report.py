@@ -154,8 +154,11 @@ def _asynchrony(history: History, summary: Mapping[str, Any]) -> Iterable[str]:
     yield _lines(history, "Staleness by step", {"mean": "batch/staleness_mean", "max": "batch/staleness_max"})
     yield _lines(history, "Tokens per second", {"generated": "engine/tokens_per_s", "trained, within a step": "learner/tokens_per_s"})
     yield _lines(history, "Idle", {"engines": "idle/engine", "learner": "idle/learner"}, percent=True, smooth=True)
-    phases = ("step", "prepare", "update", "wait_batch", "publish", "checkpoint")
-    yield _lines(history, "Seconds by phase", {name.replace("_", " for "): f"seconds/{name}" for name in phases})
+    for title, phases in {
+        "Seconds of a step": ("step", "prepare", "critic", "update"),
+        "Seconds between and beside steps": ("wait_batch", "publish", "checkpoint"),
+    }.items():
+        yield _lines(history, title, {name.replace("_", " for "): f"seconds/{name}" for name in phases})
     yield _lines(history, "Groups in the buffer", {name: f"buffer/{name}" for name in ("running", "buffered", "training")})
 
 
@@ -166,9 +169,14 @@ def _optimisation(history: History) -> Iterable[str]:
     yield _lines(history, "Behaviour to learner", {"k1": "learner/kl_k1", "k3": "learner/kl_k3"}, note="KL, nats per token")
     yield _lines(history, "Effective sample size", {"ESS": "learner/ess"}, percent=True, note="of the importance weights")
     clipped = {"low": "learner/clip_low_share", "high": "learner/clip_high_share", "truncated": "learner/importance_truncated_share"}
-    yield _lines(history, "Clipped tokens", clipped, percent=True)
+    yield _lines(history, "Clipped tokens", clipped | {"rejected": "learner/rejected_share"}, percent=True)
     yield _lines(history, "Loss", {"loss": "learner/loss", "policy loss": "learner/policy_loss"})
-    yield _lines(history, "Learning rate", {"learning rate": "learner/learning_rate"})
+    yield _lines(history, "Learning rate", {"policy": "learner/learning_rate", "critic": "critic/learning_rate"})
+    leash = {"k3": "learner/kl_reference_k3", "in the reward": "learner/kl_reference"}
+    yield _lines(history, "Policy to reference", leash, note="KL, nats per token")
+    yield _lines(history, "KL coefficient", {"coefficient": "learner/kl_coefficient"})
+    yield _lines(history, "Critic's loss", {"loss": "critic/loss"}, smooth=True)
+    yield _lines(history, "Explained variance", {"of the returns": "critic/explained_variance"}, note="by the critic: 1 is perfect", smooth=True)
 
 
 def _episodes(history: History) -> Iterable[str]:
