@@ -80,12 +80,15 @@ class StepResult:
         observation: what the policy sees next; None where the episode ends here.
         stop: why the episode ends here; None where it goes on. Exactly one of `observation` and `stop` is set.
         parts: named parts of the reward earned by this turn. The reward of the episode is the sum of all turns' parts.
+        measures: named numbers to be known beside the reward, of which nothing is earned, such as plain exact match beside a shaped reward.
+            They are added up over turns, logged and looked up like parts; no name is both.
         action: what the completion was understood as ("search", "answer", "invalid", ...); `argument` is its text.
     """
 
     observation: Observation | None = None
     stop: StopReason | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict)
     action: str = ""
     argument: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -93,6 +96,9 @@ class StepResult:
     def __post_init__(self) -> None:
         if (self.observation is None) == (self.stop is None):
             raise ValueError("a StepResult has either an observation (the episode goes on) or a stop reason (it ends)")
+        both = sorted(self.parts.keys() & self.measures.keys())
+        if both:
+            raise ValueError(f"a number either is a part of the reward or stands beside it: {', '.join(both)} is in parts and in measures")
 
 
 class Environment:

@@ -152,7 +152,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reward:
-    """What an episode earned. `tokens` says on which generated token each entry of `amounts` lands; the sum of amounts is `total`."""
+    """What an episode earned. `tokens` says on which generated token each entry of `amounts` lands; the sum of amounts is `total`.
+
+    `parts` holds the named parts of the total, and the environment's measures (`env.StepResult`), which are not in it.
+    """
 
     total: float
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -8,7 +8,8 @@
 The action is the first `<search>` or `<answer>` pair of a completion. A completion without one is answered by `invalid_message` and the
 episode goes on. After `max_turns` turns comes one more, in which a search is not answered: the episode ends there.
 
-The reward (`exact_match`, or `substring_match`) looks at the policy's own text only: an `<answer>` in a passage earns nothing. Passages
+The reward is exact match of the policy's last answer, or another variant of `search_reward`; none of them lets the text of a passage
+answer, so an `<answer>` in a passage earns nothing. Exact match is told with every variant, as a measure beside the reward. Passages
 are untrusted. Tags of this environment in them are broken by a space, `</information>` to `< /information>`, and counted; the tokenizer's
 control tokens cannot occur in them at all. A retriever that fails is an `EnvironmentFailure`, never an observation and never a reward of 0.
 
@@ -20,16 +21,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Mapping
 
 import trio
 
 from agentrl.env import Environment, Observation, Segment, StepResult
 from agentrl.errors import DataError, EnvironmentFailure, ToolTimeout
 from agentrl.types import StopReason, Task, ToolCall
-from envs.exact_match import exact_match, last_answer, substring_match
+from envs.exact_match import exact_match, last_answer
 from envs.search_prompts import PROMPTS, fill, with_question_mark
+from envs.search_reward import PASSAGES, SearchReward, Transcript
 from envs.shared_retriever import give_back, lease
 from retriever.client import Passage, Retriever, RetrieverError, RetrieverTimeout
 
@@ -45,7 +46,7 @@ INVALID_MESSAGE = (
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"</?(\w+)>")
 _OWN_TAGS = ("think", "search", "answer")
-_MATCHES = {"exact_match": exact_match, "substring_match": substring_match}
+_EXACT_MATCH = "exact_match"  # the part of the reward, or the measure beside it
 
 
 class SearchEnv(Environment):
@@ -65,11 +66,12 @@ class SearchEnv(Environment):
         information_format: of an observation, around `{passages}`.
         invalid_message: the answer to a completion without an action.
         max_invalid_actions: in a row, after which the episode ends; None for no limit, as in Search-R1.
-        reward: `exact_match` or `substring_match`; the reward part of that name is 1 or 0.
+        reward: a variant of `search_reward` (`em`, `subem`, `em_strict_v01`, `em_format_v03`), or `{"variant": name}` with its options.
+            The parts of the reward are called `exact_match`, `substring_match`, `em_strict_v01` and `em_format_v03`.
         tool_deadline_s: of one search, further attempts and all.
 
     Raises:
-        ValueError: options that contradict each other, or a format without its placeholder.
+        ValueError: options that contradict each other, a format without its placeholder, or a reward's option that its variant lacks.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class SearchEnv(Environment):
         information_format: str = INFORMATION_FORMAT,
         invalid_message: str = INVALID_MESSAGE,
         max_invalid_actions: int | None = None,
-        reward: Literal["exact_match", "substring_match"] = "exact_match",
+        reward: str | Mapping[str, object] = "em",
         tool_deadline_s: float = 30.0,
     ) -> None:
         search = search and not rag
@@ -106,11 +108,14 @@ class SearchEnv(Environment):
         self._tags = _tag_pattern(information_format + passage_format)
         self._invalid_message = invalid_message
         self._max_invalid_actions = max_invalid_actions
-        self._reward, self._matches = reward, _match_function(reward)
+        self._reward = SearchReward(reward)
+        self._reward.check_observations(self._before, self._after, searches=search)
         self._tool_deadline_s = tool_deadline_s
         self._leased = False
         self._turns = self._invalid_in_a_row = 0
         self._answer: str | None = None
+        self._asked = ""
+        self._response: list[Segment] = []
 
     async def start(self, task: Task) -> Observation:
         """The prompt.
@@ -125,11 +130,13 @@ class SearchEnv(Environment):
         if self._retriever is None and self._retriever_url is not None:
             self._retriever, self._leased = lease(self._retriever_url), True
         if task.messages and not self._rag:
-            return Observation(segments=(Segment(text=_only_message(task)),), role=self._role)
+            self._asked = _only_message(task)
+            return Observation(segments=(Segment(text=self._asked),), role=self._role)
         question = with_question_mark(_question(task))
         context, neutralised = "", 0
         if self._rag:
             context, neutralised = self._written(await self._retrieve(question))
+        self._asked = "".join(segment.text for segment in fill(self._prompt, {"question": question, "context": PASSAGES}))
         return Observation(segments=fill(self._prompt, {"question": question, "context": context}), role=self._role, neutralised=neutralised)
 
     async def step(self, completion: str) -> StepResult:
@@ -140,6 +147,7 @@ class SearchEnv(Environment):
             EnvironmentFailure: the retriever failed.
         """
         action, argument, completion = _action(completion)
+        self._response.append(Segment(text=completion))
         answer = last_answer(completion)
         self._answer = self._answer if answer is None else answer
         final_turn = self._turns == self._searching_turns
@@ -152,7 +160,7 @@ class SearchEnv(Environment):
         if final_turn:
             return self._end(StopReason.TURN_LIMIT, action, argument)
         if action == "invalid":
-            return StepResult(observation=Observation.frame(self._invalid_message), action=action)
+            return self._go_on(Observation.frame(self._invalid_message), action)
         started = trio.current_time()
         passages = await self._retrieve(argument)
         call = ToolCall(
@@ -163,7 +171,7 @@ class SearchEnv(Environment):
         )
         text, neutralised = self._written(passages)
         observation = Observation.framed(self._before, text.strip(), self._after, neutralised=neutralised)
-        return StepResult(observation=observation, action=action, argument=argument, tool_calls=(call,))
+        return self._go_on(observation, action, argument, call)
 
     async def close(self) -> None:
         """Give the shared client back."""
@@ -171,9 +179,16 @@ class SearchEnv(Environment):
             self._leased = False
             await give_back(self._retriever_url)
 
+    def _go_on(self, observation: Observation, action: str, argument: str = "", *calls: ToolCall) -> StepResult:
+        self._response += observation.segments
+        return StepResult(observation=observation, action=action, argument=argument, tool_calls=calls)
+
     def _end(self, stop: StopReason, action: str, argument: str) -> StepResult:
-        right = self._answer is not None and self._matches(self._answer, self._golden_answers)
-        return StepResult(stop=stop, parts={self._reward: float(right)}, action=action, argument=argument)
+        transcript = Transcript(prompt=self._asked, response=tuple(self._response), answer=self._answer)
+        parts = {self._reward.part: self._reward(transcript, self._golden_answers)}
+        exact = float(self._answer is not None and exact_match(self._answer, self._golden_answers))
+        measures = {} if _EXACT_MATCH in parts else {_EXACT_MATCH: exact}
+        return StepResult(stop=stop, parts=parts, measures=measures, action=action, argument=argument)
 
     async def _retrieve(self, query: str) -> list[Passage]:
         if self._retriever is None:
@@ -201,12 +216,6 @@ def _action(completion: str) -> tuple[str, str, str]:
     """The action, its argument, and the completion up to the action's end: nothing after it counts."""
     match = _ACTION.search(completion)
     return (match[1], match[2].strip(), completion[: match.end()]) if match else ("invalid", "", completion)
-
-
-def _match_function(reward: str) -> Callable[[str, Sequence[str]], bool]:
-    if reward not in _MATCHES:
-        raise ValueError(f"reward must be one of {', '.join(_MATCHES)}, got {reward!r}")
-    return _MATCHES[reward]
 
 
 def _prompt_template(prompt: str | None, *, search: bool, rag: bool) -> str:

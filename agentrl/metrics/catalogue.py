@@ -54,7 +54,9 @@ _BATCH = (
     metric("batch/reward_std", "their standard deviation (of the population)", "reward", TRAJECTORIES),
     metric("batch/reward_min", "the smallest total reward", "reward", "", "critic/score/min"),
     metric("batch/reward_max", "the largest total reward", "reward", "", "critic/score/max"),
-    metric("batch/reward/<part>", "mean of one named part of the reward; an episode without that part counts 0", "reward", TRAJECTORIES),
+    metric(
+        "batch/reward/<part>", "mean of one named part of the reward, or measure beside it; an episode without it counts 0", "reward", TRAJECTORIES
+    ),
     metric("batch/groups_all_right", "groups in which every episode's total reward exceeds 0.5", "share", "groups"),
     metric("batch/groups_mixed", "groups with right and wrong episodes", "share", "groups"),
     metric("batch/groups_all_wrong", "groups in which no episode's total reward exceeds 0.5", "share", "groups"),
@@ -108,7 +110,7 @@ _PACE = (
 _EVALUATION = (
     metric(
         "eval/<set>/em",
-        "exact match: the reward part `exact_match`, or the total reward",
+        "exact match: the reward part or measure `exact_match`, or the total reward where there is neither",
         "share",
         "scored trajectories",
         "val-core/<source>/acc/mean@n",

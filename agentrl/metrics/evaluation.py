@@ -24,7 +24,7 @@ from agentrl.types import Task, Trajectory
 
 __all__ = ["Decode", "compare", "evaluation_metrics", "write_evaluation"]
 
-EXACT_MATCH = "exact_match"  # the reward part that is EM where an environment has one
+EXACT_MATCH = "exact_match"  # the reward part, or the measure beside the reward, that is EM where an environment has one
 _SEED = 20  # of the bootstrap: fixed, so that the same rows always give the same interval
 
 Decode = Callable[[Sequence[int]], str]

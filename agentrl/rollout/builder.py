@@ -87,6 +87,7 @@ class TrajectoryBuilder:
             )
         )
         self._earn(result.parts, end - 1)
+        self._name(result.measures)
 
     def finish(self, stop: StopReason) -> Trajectory:
         """The trajectory of the turns added. What its length costs lands on its last generated token."""
@@ -122,12 +123,16 @@ class TrajectoryBuilder:
         )
 
     def _earn(self, parts: Mapping[str, float], token: int) -> None:
-        for name, amount in parts.items():
+        self._name(parts)
+        if parts:
+            self._rewards.append((token, float(sum(parts.values()))))
+
+    def _name(self, numbers: Mapping[str, float]) -> None:
+        """Add to the named numbers, which alone earn nothing."""
+        for name, amount in numbers.items():
             if not math.isfinite(amount):
                 raise EnvironmentFailure(f"the reward's part {name!r} is {amount}: expected a finite number", cause=CloseCause.REWARD_ERROR)
             self._parts[name] = self._parts.get(name, 0.0) + float(amount)
-        if parts:
-            self._rewards.append((token, float(sum(parts.values()))))
 
     def _reward(self) -> Reward:
         tokens, amounts = tuple(token for token, _ in self._rewards), tuple(amount for _, amount in self._rewards)

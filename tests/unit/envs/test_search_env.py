@@ -146,7 +146,7 @@ def test_an_answer_ends_the_episode_with_its_reward():
     assert end(SEARCH, ANSWER) == (StopReason.ANSWERED, {"exact_match": 1.0})
     assert end("<answer> the SKIEN! </answer>") == (StopReason.ANSWERED, {"exact_match": 1.0})
     assert end("<answer> in Skien </answer>") == (StopReason.ANSWERED, {"exact_match": 0.0})
-    assert end("<answer> in Skien </answer>", reward="substring_match") == (StopReason.ANSWERED, {"substring_match": 1.0})
+    assert end("<answer> in Skien </answer>", reward="subem") == (StopReason.ANSWERED, {"substring_match": 1.0})
 
 
 def test_after_the_searching_turns_one_last_turn_is_not_answered():
@@ -273,7 +273,9 @@ def test_a_task_that_cannot_be_scored_is_refused():
         ({"search": False, "prompt": "no placeholder"}, "with {question}"),
         ({"retriever_url": "http://x", "rag": True, "prompt": "{question}"}, "with {context}"),
         ({"retriever_url": "http://x", "information_format": "<i>"}, "must hold {passages}"),
-        ({"search": False, "reward": "f1"}, "one of exact_match, substring_match, got 'f1'"),
+        ({"search": False, "reward": "f1"}, "one of em, subem, em_strict_v01, em_format_v03, .* got 'f1'"),
+        ({"search": False, "reward": {"variant": "em_format_v03", "retrieval_score": 0.1}}, "does not search: leave it out"),
+        ({"retriever_url": "http://x", "reward": "em_format_v03", "information_format": "{passages}"}, "no episode that searched could be in form"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], complaint: str):
