@@ -96,8 +96,7 @@ class SearchEnv(Environment):
         if (search or rag) and retriever_url is None and retriever is None:
             raise ValueError("SearchEnv searches: give it a retriever_url, or switch search and rag off")
         self.stop_strings = ("</search>", "</answer>") if search else ("</answer>",)
-        self._retriever_url = retriever_url
-        self._retriever = retriever
+        self._retriever_url, self._retriever = retriever_url, retriever
         self._topk = topk
         self._searching_turns = max_turns if search else 0
         self._prompt = _prompt_template(prompt, search=search, rag=rag)
@@ -114,7 +113,6 @@ class SearchEnv(Environment):
         self._leased = False
         self._turns = self._invalid_in_a_row = 0
         self._answer: str | None = None
-        self._asked = ""
         self._response: list[Segment] = []
 
     async def start(self, task: Task) -> Observation:
