@@ -38,7 +38,8 @@ LAYERS = {
 TESTING = "agentrl.testing"  # imports anything; nothing imports it
 OF_RETRIEVER = {"retriever.transport", "retriever.batching"}  # what agentrl may import of it ...
 COMMANDS = {"retriever.__main__", "envs.__main__"}  # ... and, inside a function of a command, these
-OF_AGENTRL = {"agentrl.env", "agentrl.errors", "agentrl.types"}  # what envs may import of it
+# What envs may import of it: the contract, and what finds and calls a `module:function` in their options as everywhere else in a recipe.
+OF_AGENTRL = {"agentrl.env", "agentrl.errors", "agentrl.types", "agentrl.resolve"}
 
 # Packages whose processes run without torch; importing all of them must not import it.
 TORCH_FREE = (

@@ -1,8 +1,12 @@
 """One row of a data file, as a task.
 
-Two shapes are read as they are. A plain question:
+Three shapes are read as they are. A plain question:
 
     {"id": "nq-7", "question": "who wrote ...", "golden_answers": ["..."], ...}
+
+GSM8K's question with a worked solution, whose golden answer is what stands behind its last `####` (the whole, where there is none):
+
+    {"question": "Natalia sold ...", "answer": "... 48+24 = <<48+24=72>>72 clips ...\n#### 72"}
 
 and the rows of Search-R1 and verl, which hold a whole chat:
 
@@ -21,6 +25,8 @@ from agentrl.errors import DataError
 from agentrl.types import Task
 
 __all__ = ["task_of_row"]
+
+_ANSWER_MARK = "####"  # Cobbe et al. 2021
 
 
 def task_of_row(row: Any, *, place: str, number: int, source: str | None, default_source: str) -> Task:
@@ -51,10 +57,20 @@ def _question_task(row: Mapping[str, Any], place: str, number: int, source: str)
     return Task(
         id=str(_identifier(row["id"], place)) if "id" in row else f"{source}/{number}",
         prompt=_text(row["question"], f"{place}: question"),
-        answers=_answers(row["golden_answers"], f"{place}: golden_answers") if "golden_answers" in row else (),
+        answers=_question_answers(row, place),
         source=source,
         extra={key: value for key, value in row.items() if key not in ("id", "question", "golden_answers", "data_source")},
     )
+
+
+def _question_answers(row: Mapping[str, Any], place: str) -> tuple[str, ...]:
+    """Of `golden_answers`, else of a text in `answer`; none where there is neither."""
+    if "golden_answers" in row:
+        return _answers(row["golden_answers"], f"{place}: golden_answers")
+    solution = row.get("answer")
+    if not isinstance(solution, str):
+        return ()
+    return (_text(solution.rpartition(_ANSWER_MARK)[2], f"{place}: answer, behind its last {_ANSWER_MARK},").strip(),)
 
 
 def _chat_task(row: Mapping[str, Any], place: str, number: int, source: str) -> Task:

@@ -60,6 +60,25 @@ def test_answers_may_be_left_out_where_an_environment_needs_none():
 
 
 @pytest.mark.parametrize(
+    ("answer", "golden"),
+    [
+        ("48/2 = <<48/2=24>>24 in May, 72 in all.\n#### 72", ("72",)),
+        ("#### 10,000 \n", ("10,000",)),
+        ("first #### 1, then #### 2", ("2",)),
+        ("Oslo", ("Oslo",)),
+    ],
+)
+def test_a_row_of_gsm8k_has_its_golden_answer_behind_the_mark(answer: str, golden: tuple[str, ...]):
+    got = task({"question": "How many?", "answer": answer})
+    assert (got.id, got.prompt, got.answers, got.extra) == ("f/2", "How many?", golden, {"answer": answer})
+
+
+def test_golden_answers_come_before_a_solution_and_an_answer_that_is_no_text_is_a_column_like_others():
+    assert task({"question": "q", "answer": "x #### 1", "golden_answers": ["2"]}).answers == ("2",)
+    assert task({"question": "q", "answer": 7}).answers == ()
+
+
+@pytest.mark.parametrize(
     ("row", "told"),
     [
         ([1], "f.jsonl:3: a row must be a JSON object, got [1]"),
@@ -67,6 +86,7 @@ def test_answers_may_be_left_out_where_an_environment_needs_none():
         ({"question": " "}, "f.jsonl:3: question must be a string with something in it, got ' '"),
         ({"question": "q", "golden_answers": []}, "f.jsonl:3: golden_answers must be a list of at least one string, got []"),
         ({"question": "q", "golden_answers": [1972]}, "f.jsonl:3: golden_answers must be a list of at least one string, got [1972]"),
+        ({"question": "q", "answer": "8 - 1 = 7 ####"}, "f.jsonl:3: answer, behind its last ####, must be a string with something in it, got ''"),
         ({"question": "q", "id": None}, "f.jsonl:3: an id must be a string or an integer, got None"),
         ({"question": "q", "data_source": 3}, "f.jsonl:3: data_source must be a string, got 3"),
         ({"prompt": [{"role": "user"}]}, "f.jsonl:3: prompt[0] must be a message with the strings role and content, got {'role': 'user'}"),
