@@ -55,6 +55,29 @@ def test_each_turns_parts_land_on_its_last_generated_token_and_sum_up():
     assert trajectory.reward.tokens == tuple(turn.completion[1] - 1 for turn in trajectory.turns)
 
 
+class Measured(Environment):
+    """Earns 0.8 over two turns, and is right beside it."""
+
+    async def start(self, task: Task) -> Observation:
+        self.turns = 0
+        return Observation.frame(task.prompt)
+
+    async def step(self, completion: str) -> StepResult:
+        self.turns += 1
+        if self.turns == 1:
+            return StepResult(observation=Observation.frame(" k"), measures={"read": 1.0})
+        return StepResult(stop=StopReason.ANSWERED, parts={"shaped": 0.8}, measures={"right": 1.0, "read": 1.0})
+
+
+def test_measures_are_named_beside_the_parts_and_earn_nothing():
+    trajectory = play(Measured(), policy=saying("k", "k"), task=TASK, encoder=word_encoder(WORDS))
+    assert trajectory.reward.parts == {"shaped": 0.8, "right": 1.0, "read": 2.0}
+    assert (trajectory.reward.total, trajectory.reward.amounts) == (0.8, (0.8,))
+    assert trajectory.reward.tokens == (trajectory.turns[-1].completion[1] - 1,)
+    with pytest.raises(ValueError, match="right is in parts and in measures"):
+        StepResult(stop=StopReason.ANSWERED, parts={"right": 1.0}, measures={"right": 1.0})
+
+
 def test_the_policy_is_asked_to_continue_exactly_the_tokens_of_the_trajectory():
     encoder = word_encoder(WORDS)
     policy = ScriptedPolicy(["<search> Paris </search>", "<answer> Lyon </answer>"], encoder=encoder)
