@@ -32,7 +32,7 @@ def agentrl(*arguments: str, cwd: Path, timeout_s: float = SMOKE_S) -> subproces
 
 
 def test_there_are_recipes():
-    assert {"quickstart", "search_r1_nq", "search_r1_nq_grpo"} <= {path.stem for path in RECIPES}
+    assert {"gsm8k_ppo", "quickstart", "search_r1_nq", "search_r1_nq_grpo"} <= {path.stem for path in RECIPES}
 
 
 @each_recipe
@@ -71,6 +71,29 @@ def test_the_search_recipes_have_search_r1s_published_numbers(name: str, group_s
     limits = recipe.rollout.limits
     assert (limits.prompt_tokens, limits.completion_tokens, limits.observation_tokens, limits.context_tokens) == (2048, 500, 500, 4096)
     assert recipe.resources.engine_gpus * recipe.engine.replicas + recipe.resources.learner_gpus * recipe.learner.ranks == 8
+
+
+def test_the_gsm8k_recipe_has_verls_published_numbers():
+    recipe = load_recipe([ROOT / "recipes" / "gsm8k_ppo.yaml"])
+    trajectories = recipe.learner.groups_per_batch * recipe.rollout.group_size
+    assert (trajectories, trajectories // recipe.learner.mini_batches, recipe.run.epochs) == (1024, 256, 15)
+    critic, advantage, kl = recipe.critic, recipe.algorithm.advantage, recipe.algorithm.kl
+    assert critic is not None
+    assert (recipe.learner.learning_rate, critic.learning_rate, critic.clip, critic.warmup_steps) == (1e-6, 1e-5, 0.5, 0)
+    assert (advantage.estimator, advantage.gamma, advantage.lam) == ("gae", 1.0, 1.0)
+    assert (kl.where, kl.estimate, kl.coefficient) == ("reward", "k1", 0.001)
+    assert (recipe.rollout.limits.prompt_tokens, recipe.rollout.limits.completion_tokens) == (512, 512)
+
+
+def test_the_gsm8k_recipes_smoke_run_is_shown_right_answers_to_its_own_prompts():
+    from envs.numeric_answer import numeric_answer
+    from envs.qa import PROMPT
+
+    smoke = ROOT / "recipes" / "smoke"
+    for task, shown in zip(rows_of(smoke / "gsm8k.jsonl"), rows_of(smoke / "gsm8k_demonstrations.jsonl"), strict=True):
+        prompt, answer = (segment["text"] for segment in shown["segments"])
+        assert f"<|im_start|>user\n{PROMPT.replace('{question}', task['question'])}<|im_end|>\n" in prompt
+        assert numeric_answer(answer, [task["answer"]]) == 1.0
 
 
 def test_the_quick_start_searches_in_the_format_of_its_warm_start():
