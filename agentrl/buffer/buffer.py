@@ -354,7 +354,8 @@ class ReplayBuffer:
         )
         return (
             f"the last {groups.filtered_in_row} complete groups were dropped before training, {groups.filtered} of {groups.completed} in all "
-            f"(samples dropped by cause: {groups.ledger.dropped()}): {rule}. Are the tasks all too easy or all too hard for the policy? "
+            f"(samples dropped by cause: {groups.ledger.dropped()}): {rule}. Are the tasks all too easy or all too hard for the policy"
+            f"{f', or is there no reward part {settings.filter_part}' if settings.filter_part else ''}? "
             "buffer.max_filtered_in_row is the bound"
         )
 

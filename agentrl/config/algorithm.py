@@ -56,6 +56,8 @@ class LossRecipe(Section):
     @model_validator(mode="after")
     def _known(self) -> LossRecipe:
         checked_method("loss", self.name, self.arguments, LOSSES)
+        if twice := {"clip_low", "clip_high"} & self.options.keys():
+            raise ValueError(f"loss: {', '.join(sorted(twice))} is a key of its own, not one of the options")
         return self
 
 
@@ -131,7 +133,12 @@ class KLRecipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> KLRecipe:
+        given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.where == "none" and given:
+            raise ValueError(f"kl.{given[0]} has no effect with kl.where none: set kl.where to reward or loss, or leave it out")
         adaptive = self.controller == "adaptive"
+        if adaptive and self.coefficient == 0:
+            raise ValueError("kl.controller adaptive multiplies kl.coefficient, which is 0: give it a first value")
         if adaptive != (self.target is not None) or adaptive != (self.horizon is not None):
             raise ValueError("kl.controller adaptive needs kl.target and kl.horizon; fixed takes neither")
         if adaptive and self.where != "reward":
@@ -148,6 +155,12 @@ class EntropyRecipe(Section):
     """Weight of the mean entropy (nats) in the objective."""
     schedule: Literal["constant", "linear"] = "constant"
     """`linear`: to 0 at the end of the run."""
+
+    @model_validator(mode="after")
+    def _some(self) -> EntropyRecipe:
+        if self.coefficient == 0 and self.schedule != "constant":
+            raise ValueError("entropy.schedule has no effect with entropy.coefficient 0")
+        return self
 
 
 class AlgorithmRecipe(Section):
@@ -173,17 +186,24 @@ class AlgorithmRecipe(Section):
     gae_over_observations: bool = False
     """Ablation: the critic, GAE and whitening treat observation tokens like generated ones, as Search-R1 does."""
     train_on_observations: bool = False
-    """Ablation: the loss also trains on observation tokens, as Search-R1 without its mask."""
+    """Ablation: the loss also trains on observation tokens, as Search-R1 without its mask. They count as generated everywhere: in advantages and
+    whitening, the critic, a KL in the reward, denominators and `learner/tokens`."""
 
     @model_validator(mode="after")
     def _effective(self) -> AlgorithmRecipe:
         """Refuse what would silently have no effect."""
-        ratio_corrects = self.proximal == "behaviour" and LOSSES.get(self.loss.name, ("ratio",))[0] == "ratio"
+        ratio_corrects = self.proximal == "behaviour" and LOSSES.get(self.loss.name, ("weights",))[0] == "ratio"  # your own: asked when it runs
         if ratio_corrects and self.importance != ImportanceRecipe():
             raise ValueError(
                 f"algorithm.importance has no effect with proximal behaviour and loss {self.loss.name}: its ratio is the importance weight. Set"
                 " algorithm.proximal to recompute, or leave importance out"
             )
+        if self.loss.name == "gmpo" and self.importance.bounds is not None:
+            raise ValueError(
+                "algorithm.importance.bounds: gmpo takes the geometric mean of the weights, in which one of 0 means nothing; use truncate"
+            )
+        if self.advantage.estimator == "gpg" and self.kl.where == "reward":
+            raise ValueError("estimator gpg counts rewards that are not 0, and a KL in the reward leaves none: set algorithm.kl.where to loss")
         if self.proximal == "interpolate" and self.importance.normalise:
             raise ValueError("algorithm.importance.normalise needs the batch's weights before its first update: set algorithm.proximal to recompute")
         if (self.aggregation == "seq_mean_token_sum_norm") != (self.aggregation_horizon is not None):

@@ -99,4 +99,22 @@ def _alarms(recipe: Plain) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Plain], str | None], ...] = (_group_size, _critic, _parts, _lora, _reuse, _observations, _filter, _curriculum, _alarms)
+def _mini_batches(recipe: Plain) -> str | None:
+    learner, trajectories = recipe["learner"], recipe["learner"]["groups_per_batch"] * recipe["rollout"]["group_size"]
+    if learner["mini_batches"] > trajectories:
+        return f"learner.mini_batches ({learner['mini_batches']}) exceeds the {trajectories} trajectories of a batch: lower it"
+    return None
+
+
+CHECKS: tuple[Callable[[Plain], str | None], ...] = (
+    _group_size,
+    _critic,
+    _parts,
+    _lora,
+    _reuse,
+    _observations,
+    _mini_batches,
+    _filter,
+    _curriculum,
+    _alarms,
+)

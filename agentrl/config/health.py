@@ -57,6 +57,7 @@ DEFAULT_ALARMS: dict[str, dict[str, Any]] = {
     "kl_behaviour": {"metric": "learner/kl_k3", "above": 0.5, "patience": 3},
     "kl_reference": {"metric": "learner/kl_reference_k3", "above": 5.0, "patience": 3},
     "grad_norm": {"metric": "learner/grad_norm", "above_factor": 20.0, "patience": 3},
+    "skipped_updates": {"metric": "learner/updates_skipped", "above": 0.0, "patience": 2},
     "invalid_actions": {"metric": "batch/valid_action_share", "below_factor": 0.5, "patience": 3},
     "length_low": {"metric": "batch/response_tokens", "below_factor": 0.2, "patience": 5},
     "length_high": {"metric": "batch/response_tokens", "above_factor": 5.0, "patience": 5},

@@ -44,7 +44,7 @@ class CriticRecipe(Section):
     ppo_epochs: Positive | None = None
     """Passes over a batch; by default learner.ppo_epochs."""
     warmup_steps: NonNegative = 0
-    """Steps at the start of the run in which only the critic is trained."""
+    """Steps at the start of the run in which only the critic is trained. The policy's schedule counts its warm-up from their end."""
 
 
 class LearnerRecipe(Section):
@@ -72,7 +72,7 @@ class LearnerRecipe(Section):
     trajectories_per_micro_batch: Positive | None = None
     """Cut by this number of trajectories instead."""
     max_skipped_batches: Positive = 5
-    """Batches in a row without a finite update before the run ends."""
+    """So many batches in a row may have no finite update; one more ends the run."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where it computes."""
     threads: Positive = 1

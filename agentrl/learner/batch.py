@@ -139,6 +139,7 @@ class MicroBatch:
 
     token_ids_RT: Tensor  # int64
     loss_mask_RT: Tensor  # bool
+    generated_RT: Tensor  # bool: the loss mask without observations, also where they are trained on
     critic_mask_RT: Tensor  # bool: where the critic gives values
     train_mask_RT: Tensor  # float32
     behaviour_RT: Tensor  # float32
@@ -201,6 +202,7 @@ class StepTokens:
         return MicroBatch(
             token_ids_RT=padded(batch.token_ids_N),
             loss_mask_RT=loss_mask_RT,
+            generated_RT=padded(batch.generated_N, masked_RT),
             critic_mask_RT=padded(self.critic_mask_N, masked_RT),
             train_mask_RT=padded(self.train_mask_N, masked_RT).float(),
             behaviour_RT=padded(self.behaviour_N),

@@ -64,7 +64,7 @@ class Learner:
         """
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
-        rehearse(recipe.algorithm)
+        rehearse(recipe.algorithm, critic=recipe.critic is not None)
         return cls(recipe, model_dir, run_dir, _state(recipe, model_dir, ranks))
 
     @property
@@ -85,17 +85,19 @@ class Learner:
         self._agree(batch)
         with Recorder() as recorder:
             with phase("step"):
-                done = train_step(self.state, batch, self.recipe, step=step, progress=progress)
-            skipped = done.count(False)
-            record("learner/updates_done", len(done) - skipped)
-            record("learner/updates_skipped", skipped)
-        self._skipped_in_row = 0 if any(done) else self._skipped_in_row + 1
-        if skipped and self.ranks.first:
+                updates = train_step(self.state, batch, self.recipe, step=step, progress=progress)
+            for name, model in (("learner", updates.policy), ("critic", updates.critic)):
+                if model:
+                    record(f"{name}/updates_done", model.count(True))
+                    record(f"{name}/updates_skipped", model.count(False))
+        done, skipped = updates.decisive.count(True), updates.decisive.count(False)
+        self._skipped_in_row = 0 if done else self._skipped_in_row + 1
+        if not all(updates.policy + updates.critic) and self.ranks.first:
             self._dump(batch, step)
         return StepReport(
             step=step,
             metrics=recorder.means(),
-            updates_done=len(done) - skipped,
+            updates_done=done,
             updates_skipped=skipped,
             skipped_in_row=self._skipped_in_row,
         )

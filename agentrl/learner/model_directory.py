@@ -29,7 +29,7 @@ def copy_tokenizer(source: Path, target: Path, *, model: bool = False) -> None:
 
 
 def require_same_tokens(model_dir: Path, other: str, *, key: str) -> None:
-    """Refuse a model that would read the policy's token ids as other text, or not at all. What has no `tokenizer.json` is not compared.
+    """Refuse a model that would read the policy's token ids as other text, or not at all. Without a `tokenizer.json` only numbers are compared.
 
     Args:
         key: the recipe's key that names `other`.
@@ -37,20 +37,19 @@ def require_same_tokens(model_dir: Path, other: str, *, key: str) -> None:
     Raises:
         ConfigError: naming a token that differs, or the numbers of tokens.
     """
-    directories = (model_dir, Path(other))
-    if not all((directory / "tokenizer.json").is_file() for directory in directories):
-        return
-    ours, theirs = (_tokens(directory) for directory in directories)
+    ours, theirs = _tokens(model_dir), _tokens(Path(other))
     differing = next((place for place, token in ours.items() if theirs.get(place, token) != token), None)
     if differing is not None:
         told = f"token {differing} is {theirs[differing]!r} there and {ours[differing]!r} here"
         raise ConfigError(f"{key}: {other} has another tokenizer than the policy, {told}: it would read other text than the policy wrote")
     rows = json.loads((Path(other) / "config.json").read_text("utf-8")).get("vocab_size")
-    if rows is not None and rows <= max(ours):
+    if rows is not None and rows <= max(ours, default=-1):
         raise ConfigError(f"{key}: {other} has embeddings of {rows} tokens; the policy's tokenizer has ids up to {max(ours)}")
 
 
 def _tokens(directory: Path) -> dict[int, str]:
+    if not (directory / "tokenizer.json").is_file():
+        return {}
     vocabulary: dict[str, int] = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab(with_added_tokens=True)
     return {place: token for token, place in vocabulary.items()}
 

@@ -19,6 +19,7 @@ from agentrl.algorithm.controllers import adapted_coefficient
 from agentrl.algorithm.importance import batch_normaliser, weight_sums
 from agentrl.algorithm.kl import kl_estimate
 from agentrl.algorithm.losses import find_loss
+from agentrl.algorithm.value_loss import explained_sums, explained_variance
 from agentrl.config.recipe import AlgorithmRecipe, KLRecipe, Recipe
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import MicroBatch, StepTokens, TrainingBatch
@@ -43,8 +44,12 @@ class Preparation:
     mean_weight: Tensor | None  # 0-d
 
 
-def prepare(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: int, entropy_coefficient: float) -> Preparation:
-    """Everything up to the first update. Collective."""
+def prepare(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: int, entropy_coefficient: float, critic_alone: bool) -> Preparation:
+    """Everything up to the first update. Collective.
+
+    Args:
+        critic_alone: the policy is not trained in this step: what only its loss needs is left out, and nothing adapts.
+    """
     algorithm = recipe.algorithm
     estimator, method = find_estimator(algorithm.advantage.estimator), find_loss(algorithm.loss.name)
     batch = batch.over_observations() if algorithm.train_on_observations else batch
@@ -59,7 +64,9 @@ def prepare(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: 
         tokens = passes.reference(tokens, everything)
     if state.critic is not None:
         tokens = passes.values(tokens, everything)
-    tokens = _with_advantages(state, tokens, algorithm, estimator, squares_N)
+    tokens = _with_advantages(state, tokens, algorithm, estimator, squares_N, adapt=not critic_alone)
+    if critic_alone:
+        return Preparation(tokens=tokens, useful_B=torch.zeros(len(everything), dtype=torch.bool), mean_weight=None)
     every_token = entropy_coefficient > 0 or algorithm.kl.where == "loss"
     useful_B = _useful(tokens, every_token=every_token)
     useful = useful_B.nonzero()[:, 0].tolist()
@@ -154,7 +161,7 @@ class _Passes:
 
 
 def _with_advantages(
-    state: LearnerState, tokens: StepTokens, algorithm: AlgorithmRecipe, estimator: Estimator, squares_N: Tensor | None
+    state: LearnerState, tokens: StepTokens, algorithm: AlgorithmRecipe, estimator: Estimator, squares_N: Tensor | None, *, adapt: bool
 ) -> StepTokens:
     """The tokens with advantages and the critic's targets. Advantage metrics are over generated tokens."""
     batch, recipe = tokens.batch, algorithm.advantage
@@ -162,7 +169,7 @@ def _with_advantages(
         raise ConfigError(f"estimator {recipe.estimator} needs a greedy episode of every group, and a group came without")
     rewards_N = batch.amounts_N
     if algorithm.kl.where == "reward":
-        rewards_N = rewards_N - _kl_penalty(state, tokens, algorithm.kl)
+        rewards_N = rewards_N - _kl_penalty(state, tokens, algorithm.kl, adapt=adapt)
     padded = batch.padded
     inputs = AdvantageInputs(
         rewards_BT=padded(rewards_N),
@@ -170,7 +177,7 @@ def _with_advantages(
         groups_B=batch.groups_B,
         values_BT=padded(tokens.values_N.double()) if state.critic is not None else None,
         baselines_B=batch.baselines_B,
-        parts_BK=batch.parts(recipe.options["parts"]) if "parts" in recipe.options else None,
+        parts_BK=_parts(batch, recipe.options["parts"]) if "parts" in recipe.options else None,
         logp_BT=padded(tokens.proximal_N.double()),
         behaviour_BT=padded(tokens.behaviour_N.double()),
         sum_pi_squared_BT=None if squares_N is None else padded(squares_N.double()),
@@ -182,10 +189,19 @@ def _with_advantages(
         record("learner/advantage_mean", own_N.mean().item())
         record("learner/advantage_std", own_N.std(correction=0).item())
     returns_N = tokens.returns_N if found.returns_BT is None else batch.flat(found.returns_BT).float()
+    if found.returns_BT is not None:
+        record("critic/explained_variance", explained_variance(explained_sums(tokens.values_N, returns_N, tokens.critic_mask_N)))
     return replace(tokens, advantages_N=advantages_N, returns_N=returns_N)
 
 
-def _kl_penalty(state: LearnerState, tokens: StepTokens, recipe: KLRecipe) -> Tensor:
+def _parts(batch: TrainingBatch, names: Sequence[str]) -> Tensor:
+    there = {part for trajectory in batch.trajectories for part in trajectory.reward.parts}
+    if there and not there & set(names):  # one that is there now and then is earned now and then
+        raise ConfigError(f"algorithm.advantage.options.parts: rewards have the parts {', '.join(sorted(there))}, and none of {', '.join(names)}")
+    return batch.parts(names)
+
+
+def _kl_penalty(state: LearnerState, tokens: StepTokens, recipe: KLRecipe, *, adapt: bool) -> Tensor:
     """[N] float64: what the leash takes off each generated token's reward. Adapts the coefficient for the next step where the recipe says so."""
     batch, controllers = tokens.batch, state.controllers
     coefficient = recipe.coefficient if controllers.kl_coefficient is None else controllers.kl_coefficient
@@ -195,7 +211,7 @@ def _kl_penalty(state: LearnerState, tokens: StepTokens, recipe: KLRecipe) -> Te
     mean = (sums_B / tokens_B.clamp(min=1)).mean().item()
     record("learner/kl_reference", mean)
     record("learner/kl_coefficient", coefficient)
-    if recipe.controller == "adaptive":
+    if recipe.controller == "adaptive" and adapt:
         settings: dict[str, Any] = {"target": recipe.target, "horizon": recipe.horizon}
         controllers.kl_coefficient = adapted_coefficient(coefficient, kl=mean, samples=len(tokens_B), **settings)
     return coefficient * estimates_N

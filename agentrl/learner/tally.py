@@ -7,7 +7,6 @@ from torch import Tensor
 
 from agentrl.algorithm.gap import GAP_EXTREMES, GAP_SUMS, gap_metrics, gap_sums
 from agentrl.algorithm.kl import k3
-from agentrl.algorithm.value_loss import EXPLAINED_SUMS, explained_sums, explained_variance
 from agentrl.learner.batch import MicroBatch
 from agentrl.learner.objective import Terms
 from agentrl.learner.ranks import Ranks
@@ -46,7 +45,7 @@ class PolicyTally:
             (k3(logp_RT, micro.reference_RT) * mask_RT).sum(),
         )
         self._sums += torch.stack([value.double() for value in sums]).cpu()
-        gap, extremes = gap_sums(logp_RT, micro.behaviour_RT, micro.train_mask_RT)
+        gap, extremes = gap_sums(logp_RT, micro.behaviour_RT, micro.train_mask_RT * micro.generated_RT)
         self._gap += gap.cpu()
         self._extremes = torch.maximum(self._extremes, extremes.cpu())
 
@@ -95,13 +94,13 @@ class CriticTally:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._sums = torch.zeros(2 + len(EXPLAINED_SUMS), dtype=torch.float64)  # loss, clipped tokens, then those
+        self._sums = torch.zeros(3, dtype=torch.float64)  # loss, clipped tokens, tokens
 
     @torch.no_grad()
     def add(self, loss: Tensor, clipped_RT: Tensor, micro: MicroBatch) -> None:
         """Add one micro-batch of this rank."""
-        head = torch.stack([loss.double(), (clipped_RT & micro.critic_mask_RT).sum().double()])
-        self._sums += torch.cat([head, explained_sums(micro.values_RT, micro.returns_RT, micro.critic_mask_RT)]).cpu()
+        sums = (loss, (clipped_RT & micro.critic_mask_RT).sum(), micro.critic_mask_RT.sum())
+        self._sums += torch.stack([value.double() for value in sums]).cpu()
 
     def reduce(self) -> None:
         """Add up the ranks. Collective."""
@@ -113,8 +112,7 @@ class CriticTally:
         return self._sums[0].item()
 
     def record_update(self) -> None:
-        """Record the loss, how much of it was clipped, and how much of the returns the values at the start of the step explained."""
+        """Record the loss and how much of it was clipped."""
         tokens = self._sums[2].item()
         record("critic/loss", self.loss)
         record("critic/clip_share", self._sums[1].item() / max(tokens, 1), weight=tokens)
-        record("critic/explained_variance", explained_variance(self._sums[2:]), weight=tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,30 +23,41 @@ from agentrl.learner.tally import CriticTally, PolicyTally
 from agentrl.record import phase, record
 from agentrl.seeds import mix
 
-__all__ = ["train_step"]
+__all__ = ["Updates", "train_step"]
 
 CRITIC = 1 << 32  # apart from the numbers of the policy's updates: the critic's order of rows is its own
 
 
-def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: int, progress: float) -> list[bool]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Updates:
+    """For each update of a step whether it was done, or skipped because its loss or gradient norm was not finite."""
+
+    policy: tuple[bool, ...]  # none while the critic is trained alone
+    critic: tuple[bool, ...]
+
+    @property
+    def decisive(self) -> tuple[bool, ...]:
+        """Those that say whether the batch was trained on: the policy's; the critic's where it is trained alone."""
+        return self.policy or self.critic
+
+
+def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: int, progress: float) -> Updates:
     """One batch, start to end: what there is to know before the first update, the critic's updates, the policy's.
 
     Every rank holds the whole batch and makes the same plan; it passes its own micro-batches through the models. Denominators count the
     whole update, over all ranks; FSDP averages gradients over ranks, hence `loss * size`.
-
-    Returns:
-        For each update whether it was done, or skipped because its loss or gradient norm was not finite.
     """
     learner, algorithm = recipe.learner, recipe.algorithm
-    rate = _rate(state, learner.learning_rate, learner.schedule.model_dump(), step=step, progress=progress)
+    alone = 0 if recipe.critic is None else recipe.critic.warmup_steps  # steps in which the critic is trained alone
     entropy_weight = entropy_coefficient(algorithm.entropy.coefficient, schedule=algorithm.entropy.schedule, progress=progress)
+    with phase("prepare"):
+        prepared = prepare(state, batch, recipe, step=step, entropy_coefficient=entropy_weight, critic_alone=step < alone)
+    critic_done = () if recipe.critic is None else _train_critic(state, prepared.tokens, recipe, recipe.critic, step=step, progress=progress)
+    if step < alone:
+        return Updates(policy=(), critic=critic_done)
+    rate = _rate(state, learner.learning_rate, learner.schedule.model_dump(), step=step - alone, progress=progress)
     record("learner/learning_rate", rate)
     record("learner/entropy_coefficient", entropy_weight)
-    with phase("prepare"):
-        prepared = prepare(state, batch, recipe, step=step, entropy_coefficient=entropy_weight)
-    done = [] if recipe.critic is None else _train_critic(state, prepared.tokens, recipe, recipe.critic, step=step, progress=progress)
-    if recipe.critic is not None and step < recipe.critic.warmup_steps:
-        return done
     objective = Objective.of(algorithm, entropy_coefficient=entropy_weight, mean_weight=prepared.mean_weight)
     useful = prepared.useful_B.tolist()
     policy_done: list[bool] = []
@@ -61,7 +72,7 @@ def train_step(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, ste
                 tally.record_update(weighted=weighted, rejects=bool(algorithm.rejection), reference=algorithm.kl.where != "none")
             if policy_done == [True]:
                 tally.record_gap()
-    return done + policy_done
+    return Updates(policy=tuple(policy_done), critic=critic_done)
 
 
 def _split(rows: int, mini_batches: int, epochs: int, *, seed: int) -> list[list[int]]:
@@ -98,7 +109,7 @@ def _policy_gradients(
     return within_memory(work, Cut.of(recipe.learner), models=[state.policy], ranks=ranks, step=step, longest=longest)
 
 
-def _train_critic(state: LearnerState, tokens: StepTokens, recipe: Recipe, critic: CriticRecipe, *, step: int, progress: float) -> list[bool]:
+def _train_critic(state: LearnerState, tokens: StepTokens, recipe: Recipe, critic: CriticRecipe, *, step: int, progress: float) -> tuple[bool, ...]:
     """The critic's updates. It learns from every trajectory, whatever the policy's loss makes of it."""
     learner = recipe.learner
     assert state.critic_optimizer is not None
@@ -113,7 +124,7 @@ def _train_critic(state: LearnerState, tokens: StepTokens, recipe: Recipe, criti
             done.append(apply_gradients(state.critic_optimizer, loss=tally.loss, learning_rate=rate, max_grad_norm=clip, prefix="critic"))
             if done[-1]:
                 tally.record_update()
-    return done
+    return tuple(done)
 
 
 def _critic_gradients(state: LearnerState, tokens: StepTokens, rows: Sequence[int], recipe: Recipe, clip: float | None, *, step: int) -> CriticTally:
@@ -152,7 +163,7 @@ def _select(tokens: StepTokens, objective: Objective, rows: Sequence[int], *, se
         return tokens
     batch = tokens.batch
     chosen_N = batch.spread(torch.zeros(len(batch.trajectories), dtype=torch.bool).index_fill(0, torch.tensor(rows), True))
-    old_N = tokens.behaviour_N if objective.algorithm.proximal == "behaviour" else tokens.proximal_N
+    old_N = tokens.proximal_N if objective.algorithm.proximal == "recompute" else tokens.behaviour_N  # `interpolate` has no other before the pass
     mask_N = tokens.train_mask_N & chosen_N
     selected_N = objective.bound.select(old_N[None], tokens.advantages_N[None], mask_N[None], seed=seed)[0]
     return replace(tokens, selected_N=selected_N)

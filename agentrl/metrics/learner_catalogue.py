@@ -31,14 +31,14 @@ LEARNER = (
     ),
     metric(
         "learner/importance_mean",
-        "importance weight proximal/behaviour after truncation (decoupled)",
+        "importance weight, after truncation and normalisation, where the loss has one",
         "ratio",
         TRAINED,
         "rollout_corr/rollout_is_mean",
     ),
     metric(
         "learner/importance_truncated_share",
-        "tokens whose weight was truncated (decoupled)",
+        "tokens whose weight was truncated or masked",
         "share",
         TRAINED,
         "rollout_corr/rollout_is_ratio_fraction_high",
@@ -110,8 +110,8 @@ LEARNER = (
     metric("learner/rank_tokens_spread_after", "... and how far they are apart", "tokens", "passes over the batch"),
     metric("learner/out_of_memory", "1 in a step in which memory ran out and half the micro-batch was tried", "-"),
     metric("learner/train_mask_share", "tokens that are left to train on after masking by age and by stop reason", "share", GENERATED),
-    metric("learner/updates_done", "optimizer updates made", "updates"),
-    metric("learner/updates_skipped", "updates skipped because loss or gradient was not finite", "updates"),
+    metric("learner/updates_done", "optimizer updates of the policy", "updates"),
+    metric("learner/updates_skipped", "updates of the policy skipped because loss or gradient was not finite", "updates"),
     metric("learner/tokens", "generated tokens trained on", "tokens", "", "~perf/total_num_tokens"),
 )
 
@@ -127,5 +127,7 @@ CRITIC = (
     ),
     metric("critic/grad_norm", "norm of the critic's gradient before clipping", "norm", UPDATES, "critic/grad_norm"),
     metric("critic/learning_rate", "learning rate of the critic in this step", "-", "", "critic/lr"),
+    metric("critic/updates_done", "optimizer updates of the critic", "updates"),
+    metric("critic/updates_skipped", "updates of the critic skipped because loss or gradient was not finite", "updates"),
     metric("seconds/critic", "forward, backward and optimizer of one of the critic's updates", "s", UPDATES, "timing_s/update_critic"),
 )

@@ -20,9 +20,9 @@ from agentrl.buffer.replay import resolve_select
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.data.curriculum import find_curriculum
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RecipeCodeError
 from agentrl.metrics.catalogue import unknown
-from agentrl.resolve import origin, resolve
+from agentrl.resolve import called, origin, resolve
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.supervisor import Supervisor
 
@@ -74,6 +74,10 @@ def environment_file(recipe: Recipe) -> str:
         inspect.signature(factory).bind(**options)
     except TypeError as error:
         raise ConfigError(f"env.options do not fit {recipe.env.factory}: {error}") from error
+    try:
+        called(recipe.env.factory, lambda: factory(**options))  # once, for its own checks of the values
+    except RecipeCodeError as error:
+        raise ConfigError(f"env.options: {error}") from error
     return origin(factory)
 
 

@@ -101,8 +101,6 @@ class Driver:
                 nursery.start_soon(supervisor.probe)
                 nursery.start_soon(self._signal_loop, cluster, nursery)
                 phase = await self._follow(cluster, supervisor, nursery)
-                with trio.move_on_after(LAST_CHECKPOINT_S):
-                    await supervisor.join(Role.LEARNER)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
         return phase
@@ -112,19 +110,25 @@ class Driver:
 
         consumes      events of the buffer, in order; alarms.jsonl, whose lines are there before the events that follow from them
         produces      metrics.jsonl and other sinks, the console's display; in `nursery`, notifications of alarms
-        waits for     the next event
+        waits for     the next event; then the learner's end, at most LAST_CHECKPOINT_S: a stopped run still reports the batch it was at
         unblocked by  the phase "finished" or "stopping"; a failure, which it raises
         """
-        after = cluster.first_event
+        after, phase, wait_s = cluster.first_event, None, EVENTS_POLL_S
         async with EngineMeter(cluster.engines) as meter:
-            while True:
-                events, after = await cluster.buffer.events(after=after, wait_s=EVENTS_POLL_S)
+            while wait_s:
+                if phase is not None:
+                    with trio.move_on_after(LAST_CHECKPOINT_S):
+                        await supervisor.join(Role.LEARNER)
+                    wait_s = 0.0
+                events, after = await cluster.buffer.events(after=after, wait_s=wait_s)
                 self._tell_alarms(nursery)
                 for event in events:
                     if event["kind"] == "step":
                         self._step(event, await meter.read(), supervisor)
-                    elif (phase := self._take(event)) is not None:
-                        return phase
+                    else:
+                        phase = self._take(event) or phase
+        assert phase is not None
+        return phase
 
     def _take(self, event: dict[str, Any]) -> str | None:
         """Act on one event. Returns the phase reached where it ends the run."""

@@ -39,6 +39,9 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     def progress(what: str, done: int, of: int) -> None:
         on_ready({"what": what, "done": done, "of": of})
 
+    from agentrl.learner.rehearsal import rehearse  # torch: here, and not in the driver
+
+    rehearse(recipe.algorithm, critic=recipe.critic is not None)
     prepared = _prepared_files(recipe, cache, progress)
     if prepared is not None:
         recipe = with_prepared(recipe, prepared)

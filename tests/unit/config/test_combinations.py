@@ -26,6 +26,7 @@ BASE = {
             {"algorithm": {"advantage": {"estimator": "gdpo", "options": {"parts": ["a"]}}, "kl": {"where": "reward"}}},
             "looks at its parts only: set it to loss",
         ),
+        ({"learner": {"groups_per_batch": 2, "mini_batches": 20}}, "exceeds the 16 trajectories of a batch"),
         ({"buffer": {"replay": {"reuse": 2}}}, "lower fresh"),
         ({"buffer": {"replay": {"fresh": 0.5}}}, "raise reuse"),
         (

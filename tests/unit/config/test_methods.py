@@ -57,6 +57,12 @@ def test_every_rejection_statistic_can_be_named():
         ({"loss": {"name": "gspo"}, "aggregation": "token_sum"}, "defined as a mean over trajectories"),
         ({"rejection": [{"statistic": "token_k3", "low": 0.1, "high": 1.0}]}, "k2 and k3 have high only"),
         ({"kl": {"where": "loss", "controller": "adaptive", "target": 1.0, "horizon": 10}}, "acts on a KL in the reward"),
+        ({"kl": {"coefficient": 0.1}}, "kl.coefficient has no effect with kl.where none"),
+        ({"kl": {"where": "reward", "controller": "adaptive", "target": 1.0, "horizon": 10, "coefficient": 0}}, "give it a first value"),
+        ({"entropy": {"schedule": "linear"}}, "no effect with entropy.coefficient 0"),
+        ({"loss": {"clip_low": 0.3, "options": {"clip_low": 0.1}}}, "clip_low is a key of its own"),
+        ({"loss": {"name": "gmpo"}, "proximal": "recompute", "importance": {"truncate": None, "bounds": [0.5, 2.0]}}, "use truncate"),
+        ({"advantage": {"estimator": "gpg"}, "kl": {"where": "reward"}}, "set algorithm.kl.where to loss"),
         ({"kl": {"where": "reward", "estimate": "k3_straight_through"}}, "a KL in the reward has none"),
     ],
 )

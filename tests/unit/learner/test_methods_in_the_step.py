@@ -1,6 +1,7 @@
 """Every method through a whole training step: the numbers are the same however the batch is cut, and mean what they should."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,9 @@ import torch
 from learner_scene import random_groups, tiny_model, tiny_recipe, trajectory
 from torch.testing import assert_close
 
+from agentrl.algorithm.advantages import Estimator
+from agentrl.algorithm.group_advantages import grpo
+from agentrl.algorithm.losses import PolicyLoss, ppo, reinforce
 from agentrl.config.methods import CRITIC_ESTIMATORS, ESTIMATORS, LOSSES
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.learner.batch import TrainingBatch
@@ -181,6 +185,32 @@ def test_the_critic_learns_what_its_states_are_worth(learner_of):
     assert all(torch.equal(weight, before[name]) for name, weight in learner.state.policy.named_weights())  # warm-up: the critic alone
 
 
+def test_a_policy_without_a_finite_update_is_not_saved_by_its_critic(learner_of, tmp_path):
+    learner = learner_of(critic={"learning_rate": 1e-2}, algorithm__advantage={"estimator": "gae"}, algorithm__loss={"name": f"{__name__}:nothing"})
+    for step in range(2):
+        report = learner.train(batch_of(), step=step, progress=0.0)
+        assert (report.updates_done, report.updates_skipped, report.skipped_in_row) == (0, 1, step + 1)
+        assert (report.metrics["critic/updates_done"], report.metrics["learner/updates_skipped"]) == (1.0, 1.0)
+
+
+def nothing(inputs):
+    """A user's loss, of which nothing finite comes."""
+    return inputs.logp_BT * math.nan if len(inputs.logp_BT) > 1 else inputs.logp_BT
+
+
+def test_the_policys_warm_up_begins_when_the_critic_stops_being_alone(learner_of):
+    critic = {"warmup_steps": 2}
+    learner = learner_of(critic=critic, algorithm__advantage={"estimator": "gae"}, learner__schedule={"warmup": 2})
+    rates = [learner.train(batch_of(), step=step, progress=0.0).metrics.get("learner/learning_rate") for step in range(4)]
+    assert rates == [None, None, pytest.approx(5e-3), pytest.approx(1e-2)]
+
+
+def test_reward_parts_of_which_there_are_none_are_refused(learner_of):
+    learner = learner_of(algorithm__advantage={"estimator": "gdpo", "options": {"parts": ["rihgt"]}})
+    with pytest.raises(ConfigError, match="rewards have the parts form, right, and none of rihgt"):
+        learner.train(batch_of(), step=0, progress=0.0)
+
+
 def test_ablations_over_observations_count_them(learner_of):
     batch = batch_of()
     response, own = batch.response_N.sum().item(), batch.loss_mask_N.sum().item()
@@ -255,12 +285,27 @@ def test_a_pass_that_broke_off_leaves_nothing_behind(learner_of, during):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"algorithm__advantage": {"estimator": "gdpo"}}, "gdpo: missing a required argument: 'parts'"),
+        ({"algorithm__advantage": {"estimator": "gdpo"}}, "algorithm.advantage: estimator gdpo: missing a required argument: 'parts'"),
         ({"algorithm__advantage": {"estimator": "rloo", "options": {"singleton": "none"}}}, "singleton"),
         ({"algorithm__loss": {"options": {"dual_clip": 0.5}}}, "dual_clip is a bound of the ratio above 1"),
         ({"algorithm__loss": {"name": "no.such:thing"}}, "no.such"),
+        ({"algorithm__loss": {"name": f"{__name__}:gentle"}, "algorithm__aggregation": "token_sum"}, "leave algorithm.aggregation out"),
+        ({"algorithm__loss": {"name": f"{__name__}:reinforced"}, "algorithm__importance": {"truncate": 5.0}}, None),
+        ({"algorithm__loss": {"name": f"{__name__}:gentle"}, "algorithm__importance": {"truncate": 5.0}}, "algorithm.importance has no effect"),
+        ({"algorithm__advantage": {"estimator": f"{__name__}:greedy"}}, "needs greedy episodes, which are played for the estimator remax only"),
+        ({"algorithm__advantage": {"estimator": f"{__name__}:broken"}}, "algorithm.advantage failed on two trajectories of one token: KeyError"),
     ],
 )
 def test_wrong_options_are_found_when_the_learner_is_built(learner_of, settings, told):
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(AgentRLError, match=told) if told else nullcontext():
         learner_of(**settings)
+
+
+gentle = PolicyLoss(function=ppo, aggregation="seq_mean_token_mean")
+reinforced = PolicyLoss(function=reinforce, ratio=False)
+greedy = Estimator(function=grpo, needs=frozenset({"baselines"}))
+
+
+def broken(inputs):
+    """A user's estimator that fails."""
+    return {}["nothing"]

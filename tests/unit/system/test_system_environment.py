@@ -18,7 +18,12 @@ def looked_at(factory: str, **options: object) -> str:
 
 
 def test_the_file_of_the_environment_is_told():
-    assert Path(looked_at("envs.search:SearchEnv", max_turns=2)).name == "search.py"
+    assert Path(looked_at("envs.search:SearchEnv", max_turns=2, search=False)).name == "search.py"
+
+
+def test_values_that_its_options_do_not_take_are_told_before_the_run_starts():
+    with pytest.raises(ConfigError, match=r"env\.options: envs\.search:SearchEnv failed: ValueError: SearchEnv searches: give it a retriever_url"):
+        looked_at("envs.search:SearchEnv", max_turns=2)
 
 
 def test_an_environment_that_is_not_there_is_told_with_its_key():
