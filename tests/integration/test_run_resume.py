@@ -10,6 +10,7 @@ import pytest
 from running import assert_books_balance, family, finish, gone, output, records, start, wait_for
 
 from agentrl.buffer.records import BatchTrained, Checkpoint, Rollback
+from agentrl.metrics.history import read_history
 from agentrl.system.status import status
 
 pytestmark = pytest.mark.slow
@@ -72,3 +73,4 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_the_same_command_goes_on_to_its_e
     assert "learner.learning_rate: 0.001 -> 0.0005" in output(run_dir)
     assert finish(start(run_dir, "run.steps=8"), run_dir) == 0, output(run_dir)
     assert_books_balance(run_dir, steps=8)
+    assert list(read_history(run_dir).training) == list(range(1, 9))  # also the step that was going on at Ctrl-C
