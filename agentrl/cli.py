@@ -74,7 +74,10 @@ def validate(
     if full:
         typer.echo(dump_recipe(loaded), nl=False)
         return
-    for what, words in [("recipe", f"{loaded.name}: valid"), *essentials(loaded)]:
+    from agentrl.system.build import missing_code
+
+    rows = [("recipe", f"{loaded.name}: valid"), *essentials(loaded), *(("missing", told) for told in missing_code(loaded))]
+    for what, words in rows:
         typer.echo(f"{what:<12} {words}")
 
 

@@ -26,7 +26,7 @@ from agentrl.resolve import called, origin, resolve
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["Cluster", "environment_file", "find_recipe_code", "refuse_unsupported", "start_processes"]
+__all__ = ["Cluster", "environment_file", "find_recipe_code", "missing_code", "refuse_unsupported", "start_processes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +79,17 @@ def environment_file(recipe: Recipe) -> str:
     except RecipeCodeError as error:
         raise ConfigError(f"env.options: {error}") from error
     return origin(factory)
+
+
+def missing_code(recipe: Recipe) -> list[str]:
+    """What of the classes and functions that a recipe names is not there, or does not take its options; a run would end with it."""
+    told = []
+    for look in (environment_file, find_recipe_code):
+        try:
+            look(recipe)
+        except ConfigError as error:
+            told.append(str(error))
+    return told
 
 
 def find_recipe_code(recipe: Recipe) -> None:

@@ -92,3 +92,10 @@ def test_the_retrievers_arguments_are_passed_through():
     assert ran.returncode == 0
     assert "build" in ran.stdout
     assert "serve" in ran.stdout
+
+
+def test_validate_names_code_that_is_not_there(tmp_path):
+    recipe = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+    told = CliRunner().invoke(app, ["validate", str(recipe), "env.factory=nothing:Here"])
+    assert told.exit_code == 0
+    assert "missing      env.factory: nothing:Here: module nothing cannot be imported" in told.stdout
