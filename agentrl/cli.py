@@ -117,7 +117,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")],
 ) -> None:
     """Write a checkpoint as a Hugging Face directory."""
-    _require_directory(checkpoint, "CHECKPOINT")
+    _require_directory(checkpoint, "CHECKPOINT", holds="manifest.json")
     from agentrl.learner.export import export_checkpoint
 
     export_checkpoint(checkpoint.resolve(), out.resolve())
@@ -143,7 +143,7 @@ def engine_serve(
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Serve a model with SGLang's native HTTP API."""
-    _require_directory(model_dir, "MODEL_DIR")
+    _require_directory(model_dir, "MODEL_DIR", holds="config.json")
     from agentrl.system.engine_server import serve
 
     serve(model_dir.resolve(), host=host, port=port, slots=slots, context_tokens=context_tokens, threads=threads, device=device)
@@ -164,9 +164,12 @@ def _load(arguments: list[str], *, smoke: bool) -> Any:
     return load_recipe([Path(file) for file in files], [argument for argument in arguments if argument not in files], smoke=smoke)
 
 
-def _require_directory(path: Path, name: str) -> None:
+def _require_directory(path: Path, name: str, *, holds: str | None = None) -> None:
     if not path.is_dir():
         raise ConfigError(f"{name}: no such directory: {path}")
+    if holds is not None and not (path / holds).is_file():
+        what = {"manifest.json": "a checkpoint, runs/NAME/checkpoints/...", "config.json": "a Hugging Face directory"}[holds]
+        raise ConfigError(f"{name}: {path} is not {what}: it has no {holds}")
 
 
 def _fail(error: AgentRLError, code: int) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from agentrl import __version__
 from agentrl.cli import app
+from agentrl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -99,3 +100,9 @@ def test_validate_names_code_that_is_not_there(tmp_path):
     told = CliRunner().invoke(app, ["validate", str(recipe), "env.factory=nothing:Here"])
     assert told.exit_code == 0
     assert "missing      env.factory: nothing:Here: module nothing cannot be imported" in told.stdout
+
+
+@pytest.mark.parametrize(("command", "lacks"), [(["export", "--out", "x"], "manifest.json"), (["engine", "serve"], "config.json")])
+def test_a_folder_of_another_kind_is_a_wrong_argument(tmp_path, command, lacks):
+    with pytest.raises(ConfigError, match=f"it has no {lacks}"):
+        CliRunner().invoke(app, [*command, str(tmp_path)], catch_exceptions=False)
