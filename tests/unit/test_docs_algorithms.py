@@ -17,6 +17,7 @@ from agentrl.algorithm.losses import POLICY_LOSSES, find_loss
 from agentrl.algorithm.rejection import STATISTICS
 from agentrl.config.document import merge, parse, plain
 from agentrl.config.recipe import AlgorithmRecipe, Recipe
+from envs.search_reward import VARIANTS, SearchReward
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -120,6 +121,14 @@ def test_it_says_which_estimators_are_whitened() -> None:
     told = re.search(r"By default (.*?) are whitened", section("## Advantages"), re.DOTALL)
     assert told is not None
     assert set(CODE.findall(told[1])) == {name for name, estimator in ESTIMATORS.items() if estimator.whitens}
+
+
+def test_the_rewards_of_the_search_environment_have_their_parts() -> None:
+    told = {name: row for row in rows(section("### Rewards of the search environment")) for name in names(row)}
+    assert told.keys() == VARIANTS.keys()
+    for name, row in told.items():
+        reward = SearchReward(recipe_in(row).env.options["reward"])
+        assert (reward.name, [reward.part]) == (name, CODE.findall(row["part of the reward"]))
 
 
 def test_keys_beside_those_of_verl_are_there() -> None:
