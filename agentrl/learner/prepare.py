@@ -124,7 +124,7 @@ class _Passes:
         def forward(micro: MicroBatch) -> tuple[Tensor, ...]:
             return (reference.logprobs(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R),)
 
-        [reference_N] = self._sweep(tokens, rows, forward, self.state.policy, outputs=1)
+        [reference_N] = self._sweep(tokens, rows, forward, reference.model, outputs=1)
         return replace(tokens, reference_N=reference_N)
 
     def values(self, tokens: StepTokens, rows: Sequence[int]) -> StepTokens:

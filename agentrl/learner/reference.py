@@ -19,7 +19,7 @@ class Reference:
 
     def __init__(self, model: PolicyModel) -> None:
         """The model's adapters, where it has any, are off in every call."""
-        self._model = model
+        self.model = model
 
     @classmethod
     def load(cls, directory: Path | str, ranks: Ranks, *, dtype: str = "float32", attention: str = "sdpa") -> Reference:
@@ -42,7 +42,7 @@ class Reference:
             token_ids_BT: right-padded.
             wanted_BT: bool, the first column all false.
         """
-        adapters = self._model.adapters
-        with nullcontext() if adapters is None else adapters.off(self._model.causal):
-            logp_BT: Tensor = self._model(token_ids_BT, wanted_BT, temperature_B)[0]
+        adapters = self.model.adapters
+        with nullcontext() if adapters is None else adapters.off(self.model.causal):
+            logp_BT: Tensor = self.model(token_ids_BT, wanted_BT, temperature_B)[0]
         return logp_BT

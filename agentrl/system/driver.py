@@ -113,21 +113,26 @@ class Driver:
         waits for     the next event; then the learner's end, at most LAST_CHECKPOINT_S: a stopped run still reports the batch it was at
         unblocked by  the phase "finished" or "stopping"; a failure, which it raises
         """
-        after, phase, wait_s = cluster.first_event, None, EVENTS_POLL_S
+        after = cluster.first_event
+
+        async def take(wait_s: float) -> str | None:
+            nonlocal after
+            reached: str | None = None
+            events, after = await cluster.buffer.events(after=after, wait_s=wait_s)
+            self._tell_alarms(nursery)
+            for event in events:
+                if event["kind"] == "step":
+                    self._step(event, await meter.read(), supervisor)
+                else:
+                    reached = self._take(event) or reached
+            return reached
+
         async with EngineMeter(cluster.engines) as meter:
-            while wait_s:
-                if phase is not None:
-                    with trio.move_on_after(LAST_CHECKPOINT_S):
-                        await supervisor.join(Role.LEARNER)
-                    wait_s = 0.0
-                events, after = await cluster.buffer.events(after=after, wait_s=wait_s)
-                self._tell_alarms(nursery)
-                for event in events:
-                    if event["kind"] == "step":
-                        self._step(event, await meter.read(), supervisor)
-                    else:
-                        phase = self._take(event) or phase
-        assert phase is not None
+            while (phase := await take(EVENTS_POLL_S)) is None:
+                continue
+            with trio.move_on_after(LAST_CHECKPOINT_S):
+                await supervisor.join(Role.LEARNER)
+            await take(0.0)
         return phase
 
     def _take(self, event: dict[str, Any]) -> str | None:

@@ -4,30 +4,16 @@ verl drops rewards outside its mask where it sums token by token (gae, reinforce
 oracle's rewards stand everywhere, so these three are compared on rewards that are 0 outside the mask, where both mean the same.
 """
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from torch.testing import assert_close
 
 from agentrl.algorithm.advantages import AdvantageInputs, estimate
 from agentrl.algorithm.gae import reward_to_go
 
-DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
-ORACLE = DATA / "oracle" / "verl_0.9.1_seed0.npz"
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 GAMMA = 0.99  # of what is not named otherwise
-
-
-@pytest.fixture(scope="module")
-def oracle():
-    if not ORACLE.is_file():
-        pytest.skip(f"no oracle at {ORACLE}: set AGENTRL_TEST_DATA")
-    with np.load(ORACLE) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
 def inputs(oracle):

@@ -1,11 +1,6 @@
 """Off-policy correction, KL, value loss against the outputs of verl 0.9.1's own code, float64."""
 
-import os
-from pathlib import Path
-
-import numpy as np
 import pytest
-import torch
 from torch.testing import assert_close
 
 from agentrl.algorithm.controllers import adapted_coefficient
@@ -15,17 +10,7 @@ from agentrl.algorithm.kl import kl_estimate
 from agentrl.algorithm.rejection import STATISTICS, kept
 from agentrl.algorithm.value_loss import value_losses
 
-DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
-ORACLE = DATA / "oracle" / "verl_0.9.1_seed0.npz"
 TOLERANCE = {"atol": 1e-6, "rtol": 1e-6}
-
-
-@pytest.fixture(scope="module")
-def oracle():
-    if not ORACLE.is_file():
-        pytest.skip(f"no oracle at {ORACLE}: set AGENTRL_TEST_DATA")
-    with np.load(ORACLE) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
 @pytest.mark.parametrize("normalise", [0, 1])

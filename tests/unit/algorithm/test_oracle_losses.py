@@ -1,18 +1,11 @@
 """The policy losses and aggregations against the outputs of verl 0.9.1's own code, float64: values, gradients and metrics."""
 
-import os
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 from agentrl.algorithm.aggregation import AGGREGATIONS, Denominators, aggregate
 from agentrl.algorithm.losses import LossInputs, find_loss
-
-DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
-ORACLE = DATA / "oracle" / "verl_0.9.1_seed0.npz"
 
 # verl's name -> ours and its arguments.
 LOSSES = {
@@ -30,14 +23,6 @@ LOSSES = {
 FIXED = ("geo_mean", "sapo")  # verl ignores loss_agg_mode for these; for gspo, in 0.9.1, it does not
 
 cases = pytest.mark.parametrize(("peer", "how"), [(peer, how) for peer in LOSSES for how in AGGREGATIONS])
-
-
-@pytest.fixture(scope="module")
-def oracle():
-    if not ORACLE.is_file():
-        pytest.skip(f"no oracle at {ORACLE}: set AGENTRL_TEST_DATA")
-    with np.load(ORACLE) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
 def computed(oracle, peer):

@@ -309,3 +309,24 @@ greedy = Estimator(function=grpo, needs=frozenset({"baselines"}))
 def broken(inputs):
     """A user's estimator that fails."""
     return {}["nothing"]
+
+
+def test_a_reference_that_runs_out_of_memory_starts_over_by_itself(learner_of):
+    kl = {"where": "loss", "estimate": "k3", "coefficient": 0.1}
+    plain, broken = (
+        learner_of(algorithm__kl=kl, learner__tokens_per_micro_batch=60),
+        learner_of(algorithm__kl=kl, learner__tokens_per_micro_batch=120),
+    )
+    layer, calls = broken.state.reference.model.causal.base_model.layers[0], []
+
+    def fail_at_the_second(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    layer.register_forward_pre_hook(fail_at_the_second)
+    batch = batch_of()
+    for step in range(2):
+        expected, found = (one.train(batch, step=step, progress=0.0).metrics for one in (plain, broken))
+        assert found["learner/loss"] == pytest.approx(expected["learner/loss"], abs=1e-6)
+        assert found["learner/kl_reference_k3"] == pytest.approx(expected["learner/kl_reference_k3"], abs=1e-6)
