@@ -29,6 +29,8 @@ __all__ = ["Learner", "StepReport"]
 
 log = logging.getLogger(__name__)
 
+KEPT_BATCHES = 10  # of those whose updates were skipped: a run that skips now and then for weeks must not fill the disk
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
@@ -137,6 +139,8 @@ class Learner:
         path = folder / f"step_{step:08d}.msgpack"
         groups = batch.groups_B.tolist()
         path.write_bytes(pack([[group, encode_trajectory(trajectory)] for group, trajectory in zip(groups, batch.trajectories, strict=True)]))
+        for outdated in sorted(folder.glob("step_*.msgpack"))[:-KEPT_BATCHES]:
+            outdated.unlink()
         log.warning("step %d: an update was skipped because its loss or gradient norm is not finite; its batch is in %s", step, path)
 
 

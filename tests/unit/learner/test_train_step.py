@@ -156,6 +156,14 @@ def test_a_batch_that_is_not_finite_changes_nothing_is_counted_and_kept(learner_
 
 
 @pytest.mark.slow
+def test_of_skipped_batches_the_newest_ten_are_kept(learner_of, tmp_path):
+    learner = learner_of()
+    for step in range(12):
+        learner.train(nan_batch(), step=step, progress=0.0)
+    assert sorted(path.name for path in (tmp_path / "skipped").iterdir()) == [f"step_{step:08d}.msgpack" for step in range(2, 12)]
+
+
+@pytest.mark.slow
 def test_after_a_skipped_batch_training_goes_on_as_if_it_had_not_been(learner_of):
     one, other = learner_of(), learner_of()
     one.train(nan_batch(), step=0, progress=0.0)
