@@ -1,4 +1,4 @@
-"""The learner: optimizers, batches, weights, checkpoints."""
+"""The learner: optimizers, batches, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentrl.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seconds, Section, Share
 
-__all__ = ["CheckpointRecipe", "CriticRecipe", "LearnerRecipe", "ScheduleRecipe", "WeightsRecipe"]
+__all__ = ["CheckpointRecipe", "CriticRecipe", "LearnerRecipe", "ScheduleRecipe"]
 
 
 class ScheduleRecipe(Section):
@@ -79,25 +79,6 @@ class LearnerRecipe(Section):
     """CPU threads of a rank."""
     collective_deadline_s: Seconds = 120.0
     """A rank that does not come to a collective within this time ends the learner."""
-
-
-class WeightsRecipe(Section):
-    """Publishing weights to the engines: in buckets by a process group (`backend`), or by disk. `pause`: what happens to open requests."""
-
-    publish_every: Positive = 1
-    """Steps between versions; the last step always publishes."""
-    transport: Literal["group", "disk"] = "group"
-    """By a process group, or by files."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """`auto`: nccl where engines and learner are on GPUs."""
-    bucket_mb: Positive = 256
-    """Weights travel in pieces of at least this size."""
-    pause: Literal["retract", "abort"] = "retract"
-    """`retract`: requests stay open and their KV is computed anew. `abort`: partial answers come back and the rest is asked again."""
-    deadline_s: Seconds = 60.0
-    """Per engine and version."""
-    keep_snapshots: bool = False
-    """Keep every published version as safetensors in the run directory (for exactness checks)."""
 
 
 class CheckpointRecipe(Section):

@@ -13,13 +13,15 @@ from agentrl.config.algorithm import AdvantageRecipe, AlgorithmRecipe, EntropyRe
 from agentrl.config.buffer import BufferRecipe, ReplayRecipe, StopsRecipe
 from agentrl.config.combinations import refused_combination
 from agentrl.config.deterministic import unmet_conditions
+from agentrl.config.engine import EngineRecipe
 from agentrl.config.health import AlarmRecipe, HealthRecipe
-from agentrl.config.learner import CheckpointRecipe, CriticRecipe, LearnerRecipe, ScheduleRecipe, WeightsRecipe
+from agentrl.config.learner import CheckpointRecipe, CriticRecipe, LearnerRecipe, ScheduleRecipe
 from agentrl.config.model import Architecture, LoraRecipe, ModelRecipe, PrepareRecipe, TokenizerTraining, WarmStartRecipe
-from agentrl.config.rollout import EngineRecipe, LimitsRecipe, OverLongRecipe, RolloutRecipe
+from agentrl.config.rollout import LimitsRecipe, OverLongRecipe, RolloutRecipe
 from agentrl.config.run import EvalRecipe, EvalSet, MetricsRecipe, ResourcesRecipe, RunRecipe
 from agentrl.config.section import Section
 from agentrl.config.tasks import CurriculumRecipe, EnvRecipe, RetrieverRecipe, TaskSource, TasksRecipe
+from agentrl.config.weights import WeightsRecipe
 
 __all__ = [
     "AdvantageRecipe",

@@ -1,37 +1,14 @@
-"""Where trajectories come from: engines and rollout workers."""
+"""Rollout workers: what they play, how much at a time, and its limits."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from agentrl.config.section import NonNegative, Positive, PositiveFloat, Seconds, Section
 
-__all__ = ["EngineRecipe", "LimitsRecipe", "OverLongRecipe", "RolloutRecipe"]
-
-
-class EngineRecipe(Section):
-    """The engines that generate. This version starts embedded ones only: `kind: sglang` validates, and a run of it ends with exit code 2."""
-
-    kind: Literal["embedded", "sglang"] = "embedded"
-    """`embedded`: the engine of this project. `sglang`: an SGLang server."""
-    replicas: Positive = 1
-    """Number of engines."""
-    urls: list[str] = []
-    """Running servers to attach to. This version refuses them: leave it empty."""
-    slots: Positive = 64
-    """Sequences generated at a time by an embedded engine."""
-    context_tokens: Positive = 4096
-    """Longest sequence; at least rollout.limits.context_tokens."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where an embedded engine computes."""
-    threads: Positive = 1
-    """CPU threads of an embedded engine."""
-    python: str | None = None
-    """The Python that has sglang (engine.kind sglang): its own environment."""
-    options: dict[str, Any] = {}
-    """Further launch flags of SGLang."""
+__all__ = ["LimitsRecipe", "OverLongRecipe", "RolloutRecipe"]
 
 
 class LimitsRecipe(Section):
