@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import httpx
@@ -19,11 +18,26 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from agentrl.engine_messages import (
+    Abilities,
+    EngineKeys,
+    EngineLoad,
+    Finish,
+    GenerateReply,
+    GenerateRequest,
+    ModelInfo,
+    ServerInfo,
+    WeightBucket,
+    WeightsChecksum,
+    WeightSpan,
+)
 from agentrl.errors import EngineError, EngineRefused, EngineUnavailable
 from retriever.transport import trio_client
 
 __all__ = [
+    "Abilities",
     "EngineClient",
+    "EngineKeys",
     "EngineLoad",
     "Finish",
     "GenerateReply",
@@ -44,146 +58,6 @@ MAX_RESPONSE_BYTES = 256 * 1024 * 1024  # a million tokens with log-probs is a t
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateRequest:
-    """One completion to be sampled."""
-
-    rid: str  # unique among the requests in flight; names it for `abort`
-    input_ids: Sequence[int] | npt.NDArray[np.int32]
-    max_new_tokens: int
-    temperature: float = 1.0  # 0 is greedy
-    stop: tuple[str, ...] = ()
-    sampling_seed: int | None = None  # of the turn: see agentrl.seeds
-    position: int = 0  # in the turn, of the first token asked for: above 0 where half a turn is resubmitted
-    extra_key: str | None = None  # a namespace of the prefix cache
-
-    def body(self) -> dict[str, Any]:
-        """The JSON of `POST /generate`."""
-        sampling: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "stop": list(self.stop),
-            "no_stop_trim": True,
-            "skip_special_tokens": False,
-            "custom_params": {"position": self.position},
-        }
-        if self.sampling_seed is not None:
-            sampling["sampling_seed"] = self.sampling_seed
-        ids = self.input_ids.tolist() if isinstance(self.input_ids, np.ndarray) else list(self.input_ids)
-        body = {"rid": self.rid, "input_ids": ids, "sampling_params": sampling, "return_logprob": True, "stream": False}
-        return body if self.extra_key is None else body | {"extra_key": self.extra_key}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightSpan:
-    """Tokens [start, end) of a reply were written by `version`."""
-
-    version: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
-    """Why a completion ended: `stop` (a stop string or, as an integer, a stop token matched), `length`, or `abort` (tokens are partial)."""
-
-    kind: Literal["stop", "length", "abort"]
-    matched: str | int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateReply:
-    """What an engine wrote. Tokens are whole: those of a stop string, and what its last token carries beyond it, included."""
-
-    text: str  # for eyes: nothing is ever tokenised from it
-    output_ids: npt.NDArray[np.int32]  # [C]
-    logprobs: npt.NDArray[np.float32]  # [C], of log_softmax(logits / T)
-    spans: tuple[WeightSpan, ...]  # cover [0, C) in order
-    finish: Finish
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-    @classmethod
-    def parse(cls, value: Any) -> GenerateReply:
-        """The reply of `POST /generate`'s JSON.
-
-        Raises:
-            EngineError: a field is missing, ids and log-probs differ in number, spans leave tokens out, or a version is no integer.
-        """
-        try:
-            meta = value["meta_info"]
-            ids = np.array(value["output_ids"], dtype=np.int32)
-            logprobs = np.array([entry[0] for entry in meta.get("output_token_logprobs", ())], dtype=np.float32)
-            finish = meta["finish_reason"]
-            reply = cls(
-                text=value.get("text", ""),
-                output_ids=ids,
-                logprobs=logprobs,
-                spans=_spans(meta, len(ids)),
-                finish=Finish(kind=finish["type"], matched=finish.get("matched")),
-                prompt_tokens=meta.get("prompt_tokens", 0),
-                cached_tokens=meta.get("cached_tokens", 0),
-            )
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise EngineError(f"not a reply of /generate ({error!r}): {str(value)[:300]}") from error
-        reply._check()
-        return reply
-
-    def _check(self) -> None:
-        if len(self.output_ids) != len(self.logprobs):
-            raise EngineError(f"an engine answered {len(self.output_ids)} tokens with {len(self.logprobs)} log-probs: expected one each")
-        if not np.isfinite(self.logprobs).all():
-            raise EngineError("an engine answered a log-prob that is not finite")
-        if self.finish.kind not in ("stop", "length", "abort"):
-            raise EngineError(f"an engine answered the finish reason {self.finish.kind!r}: expected stop, length or abort")
-        ends = [0, *(span.end for span in self.spans)]
-        if [span.start for span in self.spans] != ends[:-1] or ends[-1] != len(self.output_ids):
-            raise EngineError(f"weight_versions {self.spans} do not cover the {len(self.output_ids)} tokens they came with")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightBucket:
-    """Tensors sent as one flat buffer of bytes, in this order. One dtype per bucket."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]  # "bfloat16", "float32": without "torch."
-    shapes: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightsChecksum:
-    """Checksums of the weights an engine holds, as hex: compared between engines, and with what was sent where the algorithm is ours."""
-
-    engine: str
-    tensors: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelInfo:
-    """`GET /model_info`. `version` is None where the engine's weights have a name that is not one of ours."""
-
-    version: int | None
-    model_path: str
-    raw: Mapping[str, Any] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerInfo:
-    """`GET /server_info`. With `staged_update`, weights are taken in while the engine generates."""
-
-    version: str
-    staged_update: bool
-    raw: Mapping[str, Any] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineLoad:
-    """Requests an engine runs and holds waiting."""
-
-    running: int
-    waiting: int
-
-
 class EngineClient:
     """One engine over HTTP, for use under trio. `async with` closes its connections.
 
@@ -192,6 +66,7 @@ class EngineClient:
         vocab_size: token ids at or above it are refused here: one of them ends a whole SGLang server. None: not checked.
         max_connections: requests in flight; more wait for their turn (and their deadline runs).
         transport: used instead of the network, e.g. a fake's.
+        keys: of the server, where it wants any.
     """
 
     def __init__(
@@ -202,7 +77,9 @@ class EngineClient:
         vocab_size: int | None = None,
         max_connections: int = 1024,
         transport: httpx.AsyncBaseTransport | None = None,
+        keys: EngineKeys | None = None,
     ) -> None:
+        self._keys = keys or EngineKeys()
         self.url = url.rstrip("/")
         self.index = index
         self.vocab_size = vocab_size
@@ -321,7 +198,14 @@ class EngineClient:
     async def server_info(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> ServerInfo:
         """The server's launch arguments and abilities."""
         value = _mapping(await self._json("GET", "/server_info", None, deadline_s))
-        return ServerInfo(version=str(value.get("version", "")), staged_update=value.get("staged_update") is True, raw=value)
+        version, context = str(value.get("version", "")), value.get("context_length")
+        return ServerInfo(
+            version=version,
+            abilities=Abilities.of(version, staged_update=value.get("staged_update") is True),
+            tensor_parallel=int(value.get("tp_size") or 1),
+            context_tokens=context if isinstance(context, int) else None,
+            raw=value,
+        )
 
     async def loads(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> EngineLoad:
         """How busy the engine is."""
@@ -370,7 +254,7 @@ class EngineClient:
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.url + path))
         try:
             with trio.fail_after(deadline_s):
-                response = await self._http.request(method, url, content=content, headers=_JSON)
+                response = await self._http.request(method, url, content=content, headers=self._keys.headers(path))
         except trio.TooSlowError as error:
             raise EngineUnavailable(f"{self} did not answer {path} within {deadline_s:g} s") from error
         except httpx.TransportError as error:
@@ -382,24 +266,7 @@ class EngineClient:
         return response
 
 
-_JSON = {"content-type": "application/json"}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _spans(meta: Mapping[str, Any], count: int) -> tuple[WeightSpan, ...]:
-    told = meta.get("weight_versions")
-    if told is None and count:  # an engine before 0.5.20, or a reply without tokens
-        told = [{"version": meta["weight_version"], "start": 0, "end": count}]
-    return tuple(_span(value) for value in told or () if value["end"] > value["start"])
-
-
-def _span(value: Mapping[str, Any]) -> WeightSpan:
-    version = str(value["version"])
-    if not version.isdecimal():
-        raise EngineError(
-            f"the engine's weights are named {version!r}: expected a version number (publish to it, or start it with --weight-version 0)"
-        )
-    return WeightSpan(version=int(version), start=value["start"], end=value["end"])
 
 
 def _named(version: int | None) -> dict[str, str]:

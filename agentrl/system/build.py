@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError, RecipeCodeError
 from agentrl.metrics.catalogue import unknown
 from agentrl.resolve import called, origin, resolve
 from agentrl.system.process import ProcessSpec, Role
+from agentrl.system.sglang import require_sglang
 from agentrl.system.supervisor import Supervisor
 
 __all__ = ["Cluster", "environment_file", "find_recipe_code", "missing_code", "refuse_unsupported", "start_processes"]
@@ -45,11 +46,8 @@ def refuse_unsupported(recipe: Recipe) -> None:
     Raises:
         ConfigError: naming key and remedy.
     """
-    if recipe.engine.kind != "embedded":
-        raise ConfigError(
-            f"engine.kind {recipe.engine.kind}: this version starts embedded engines only; the part that is missing is the launch of SGLang"
-            " servers. Try the recipe with --smoke, or set engine.kind=embedded"
-        )
+    if recipe.engine.kind == "sglang":
+        require_sglang(recipe)
     if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'agentrl[lora]'")
     if recipe.engine.urls:

@@ -1,12 +1,11 @@
-"""The engine's program: the embedded engine behind SGLang's HTTP API."""
+"""The engine's program: the embedded engine, or an SGLang server, behind SGLang's HTTP API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
-from agentrl.engine.app import EngineServer
-from agentrl.system.http import serve_app
+from agentrl.errors import EngineUnavailable
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
 __all__ = ["main"]
@@ -14,9 +13,17 @@ __all__ = ["main"]
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     """Serve until stopped. Payload: model_dir."""
-    recipe = Recipe.model_validate(spec.recipe)
+    recipe, model_dir = Recipe.model_validate(spec.recipe), Path(spec.payload["model_dir"])
+    serve = _serve_sglang if recipe.engine.kind == "sglang" else _serve_embedded
+    serve(spec, recipe, model_dir, on_ready, stop)
+
+
+def _serve_embedded(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready: OnReady, stop: StopSignal) -> None:
+    from agentrl.engine.app import EngineServer  # torch: not where SGLang has its own
+    from agentrl.system.http import serve_app
+
     server = EngineServer(
-        Path(spec.payload["model_dir"]),
+        model_dir,
         slots=recipe.engine.slots,
         context_tokens=recipe.engine.context_tokens,
         threads=recipe.engine.threads,
@@ -25,3 +32,22 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
         deterministic=recipe.run.deterministic,
     )
     serve_app(server.app, on_ready=on_ready, stop=stop)
+
+
+def _serve_sglang(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready: OnReady, stop: StopSignal) -> None:
+    from agentrl.system.sglang import SGLangServer
+
+    stopped = False
+
+    def end() -> None:
+        nonlocal stopped
+        stopped = True
+        server.stop()
+
+    with SGLangServer.start(recipe, model_dir, log=spec.log.with_suffix(".sglang.log")) as server:
+        stop.subscribe(end)
+        server.wait_ready(recipe.engine.start_deadline_s)
+        on_ready({"url": server.url})
+        code = server.wait()
+        if not stopped:
+            raise EngineUnavailable(f"the SGLang server ended with code {code}. {server.last_lines()}")

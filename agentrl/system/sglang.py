@@ -1,0 +1,205 @@
+"""SGLang servers as engines of a run: how one is started from its own Python, what it is started with, and how it ends.
+
+SGLang pins torch and transformers, so it lives in an environment of its own (`engine.python`) and nothing of it is imported here. One server is
+one engine; with `engine.tensor_parallel` it is several processes. Flags and variables are those of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from agentrl.config.recipe import Recipe
+from agentrl.engine_api import Abilities, EngineKeys
+from agentrl.errors import ConfigError, EngineUnavailable
+from agentrl.system.guardian import guarded
+
+__all__ = ["SGLangServer", "installed_version", "launch_command", "launch_environment", "require_abilities", "require_sglang"]
+
+_ASK_EVERY_S = 0.5
+_LAST_LINES = 20
+_VERSION_DEADLINE_S = 20.0
+# So much of the memory SGLang would book on a CPU is enough: weights and cache are sized by the flags below. Its default is nearly all of it.
+_CPU_MEMORY_SHARE = 0.1
+_FIND_VERSION = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
+
+
+def require_sglang(recipe: Recipe) -> None:
+    """Look at what `engine.kind: sglang` needs before anything is started.
+
+    Raises:
+        ConfigError: naming the key and the remedy.
+    """
+    engine = recipe.engine
+    EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
+    if engine.urls:
+        return
+    if engine.python is None:
+        raise ConfigError(
+            "engine.kind sglang needs engine.python, the Python of an environment that has sglang (it pins torch and transformers, so it has one"
+            " of its own): python3 -m venv sglang && sglang/bin/pip install sglang, then engine.python=sglang/bin/python. Or attach to running"
+            " servers: engine.urls"
+        )
+    require_abilities(installed_version(engine.python), recipe)
+
+
+def require_abilities(version: str, recipe: Recipe) -> None:
+    """Refuse a version that cannot do what the recipe needs.
+
+    Raises:
+        ConfigError: naming the version and the remedy.
+    """
+    if not Abilities.of(version).weight_spans and recipe.weights.pause != "abort":
+        raise ConfigError(
+            f"SGLang {version} does not say which weights wrote which token (0.5.20 and newer do): install a newer one, or set weights.pause=abort,"
+            " which lets no reply have tokens of two versions"
+        )
+
+
+def installed_version(python: str) -> str:
+    """The version of sglang in the environment of `python`, without importing it.
+
+    Raises:
+        ConfigError: there is no such Python, or it has no sglang.
+    """
+    try:
+        found = subprocess.run([python, "-c", _FIND_VERSION], capture_output=True, text=True, timeout=_VERSION_DEADLINE_S, env=_plain_environment())
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"engine.python {python} cannot be run: {error}") from error
+    if found.returncode != 0:
+        raise ConfigError(f"engine.python {python} has no sglang: {python} -m pip install sglang")
+    return found.stdout.strip()
+
+
+def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> list[str]:
+    """The command line of a server that serves `model_dir`. Keys come last: they are what a log must not show."""
+    engine = recipe.engine
+    assert engine.python is not None
+    flags: dict[str, object] = {
+        "model_path": model_dir,
+        "host": host,
+        "port": port,
+        "dtype": recipe.model.dtype,
+        "context_length": engine.context_tokens,
+        "max_running_requests": engine.slots,
+        "tp_size": engine.tensor_parallel,
+        "random_seed": recipe.seed,
+        "weight_version": "0",
+    }
+    if engine.device == "cpu":
+        cache = engine.slots * engine.context_tokens
+        flags |= {"device": "cpu", "attention_backend": "torch_native", "mem_fraction_static": _CPU_MEMORY_SHARE, "max_total_tokens": cache}
+    keys = EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
+    flags |= dict(engine.options) | {"api_key": keys.api, "admin_api_key": keys.admin}
+    command = [engine.python, "-m", "sglang.launch_server"]
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            command += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return command
+
+
+def launch_environment(recipe: Recipe) -> dict[str, str]:
+    """The environment of a server: this process's without our import path, what a run needs of SGLang, and `engine.environment`."""
+    engine = recipe.engine
+    ours = {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health then answers at once, and while generation is paused
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }
+    if engine.device == "cpu":
+        ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(engine.threads)}
+        if engine.tensor_parallel > 1:  # each process wants cores of its own, or SGLang asks for as many NUMA nodes
+            per = engine.threads
+            ours["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(rank * per, per) for rank in range(engine.tensor_parallel))
+    return _plain_environment() | ours | engine.environment
+
+
+@dataclass
+class SGLangServer:
+    """A running server, with the file its output goes to. `with` ends it and all of its processes."""
+
+    url: str
+    log: Path
+    keys: EngineKeys
+    guardian: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, recipe: Recipe, model_dir: Path, *, log: Path, host: str = "127.0.0.1") -> SGLangServer:
+        """Start a server on a free port; returns before it is ready."""
+        port = _free_port(host)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            guardian = subprocess.Popen(
+                guarded(launch_command(recipe, model_dir, host=host, port=port)),
+                stdin=subprocess.PIPE,  # closes with this process: the server does not outlive it
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=launch_environment(recipe),
+                start_new_session=True,
+            )
+        keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
+        return cls(url=f"http://{host}:{port}", log=log, keys=keys, guardian=guardian)
+
+    def __enter__(self) -> SGLangServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.guardian.wait()
+
+    def stop(self) -> None:
+        """Ask it to end. Harmless where it has."""
+        if self.guardian.stdin is not None:
+            self.guardian.stdin.close()
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Wait until it answers requests.
+
+        Raises:
+            EngineUnavailable: it ended before, or the deadline passed; with the last lines of its output.
+        """
+        until = time.monotonic() + deadline_s
+        with httpx.Client(trust_env=False) as http:
+            while time.monotonic() < until:
+                if (code := self.guardian.poll()) is not None:
+                    raise EngineUnavailable(f"the SGLang server ended with code {code} while it started. {self.last_lines()}")
+                try:
+                    if http.get(f"{self.url}/ready", headers=self.keys.headers("/ready"), timeout=_ASK_EVERY_S).status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    pass  # it does not listen yet
+                time.sleep(_ASK_EVERY_S)
+        raise EngineUnavailable(f"the SGLang server was not ready within engine.start_deadline_s ({deadline_s:g} s). {self.last_lines()}")
+
+    def wait(self) -> int:
+        """Wait for its end. Returns its exit code."""
+        return self.guardian.wait()
+
+    def last_lines(self) -> str:
+        """The end of its output, for error messages."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        return f"The last lines of {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def _plain_environment() -> dict[str, str]:
+    """This process's environment without what is about its own Python."""
+    return {name: value for name, value in os.environ.items() if not re.fullmatch(r"PYTHON(PATH|HOME)|VIRTUAL_ENV|OMP_NUM_THREADS", name)}
+
+
+def _cores(first: int, count: int) -> str:
+    return ",".join(str(core) for core in range(first, first + count))
+
+
+def _free_port(host: str) -> int:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
