@@ -1,0 +1,500 @@
+"""What one rollout worker and one replay buffer can do, everything else made so fast that it is not what is measured.
+
+    python benchmarks/rollout.py [--only worker|buffer] [--seconds 8]
+
+**A worker** plays two-turn episodes of the search environment (search, then answer) against engines of fixed latency: real HTTP servers with
+SGLang's `/generate` and log-probs, in two processes of their own, and a retriever over HTTP that answers after 5 ms, each time with other
+passages. Tickets come from a real buffer process and go back to it. The worker has one core to itself (sched_setaffinity), everything else the
+other cores. An episode without any overhead takes two turns and one search, so
+
+    ideal episodes/s = slots / (2 x turn + 5 ms)        slot efficiency = episodes/s reached / ideal
+
+counted from the first second on. Where the ideal is beyond what a core can do, the episodes/s reached are the worker's ceiling. Sizes are
+those of Search-R1's questions: about 190 tokens of prompt, 70 per completion and 400 of passages, by a byte-level BPE of 6,000 tokens.
+
+**The buffer** is one process over HTTP with a journal, acknowledging what is in the file (`wal`), before 1,000 simulated workers: each has its
+own index and its own connection, and asks for 8 tickets, plays them for a while, and closes them with 8 trajectories of the same sizes. A decision is
+a ticket granted or closed. First all of them go as fast as they can, then with episodes as long as gives half that rate. There is no learner: groups
+stay in the buffer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import trio
+
+from agentrl.buffer.app import create_app
+from agentrl.buffer.buffer import BufferSettings, Caller, ReplayBuffer
+from agentrl.buffer_api import BufferClient
+from agentrl.config.recipe import RolloutRecipe
+from agentrl.engine_api import EngineClient
+from agentrl.env import Observation, StepResult
+from agentrl.rollout.tokens import TokenEncoder
+from agentrl.rollout.worker import RolloutWorker
+from agentrl.system.http import serve_app
+from agentrl.system.process import StopSignal
+from agentrl.testing.tokenizer import byte_encoder
+from agentrl.types import Purpose, Reward, StopReason, Task, Ticket, ToolCall, Trajectory, Turn
+from agentrl.wire import encode_trajectory, pack, unpack
+from envs.search import SearchEnv
+
+ENGINES = 2
+TURNS_S = (0.05, 0.5)
+SLOTS = (32, 64, 256)
+SEARCH_S = 0.005
+SETTLE_S = 1.0  # connections are opened, caches filled
+WORDS, VOCABULARY = 3000, 6000
+QUESTION_WORDS, THOUGHT_WORDS, PASSAGE_WORDS = 16, 50, 120
+SCRIPTS, PASSAGES, TASKS = 256, 400, 512
+GROUP = 8
+WORKERS, GENERATORS, WANT = 1000, 3, 8
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+def main() -> None:
+    """Measure, print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", choices=("worker", "buffer"))
+    options.add_argument("--seconds", type=float, default=8.0, help="of each row")
+    options.add_argument("--turns", type=float, nargs="*", default=TURNS_S, help="latencies in seconds")
+    options.add_argument("--slots", type=int, nargs="*", default=SLOTS)
+    arguments = options.parse_args()
+    own, others = _split(os.sched_getaffinity(0))
+    if arguments.only != "buffer":
+        measure_worker(arguments.turns, arguments.slots, arguments.seconds, own, others)
+    if arguments.only != "worker":
+        measure_buffer(arguments.seconds, own, others)
+    print(f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}")
+
+
+# -- one worker -------------------------------------------------------------------------------------------------------------------
+
+
+def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: float, own: set[int], others: set[int]) -> None:
+    """A row per turn latency and number of slots."""
+    words = Words.make()
+    encoder = words.encoder()
+    print("turn ms | slots | ideal episodes/s | reached | slot efficiency | CPU ms per episode: worker | buffer | busiest other process, % of a core")
+    for turn_s in turns_s:
+        for count in slots:
+            with ExitStack() as stack:
+                engines = [_started(stack, others, serve_engine, words.replies(encoder, seed), turn_s) for seed in range(ENGINES)]
+                retriever = _started(stack, others, serve_retriever, words.passages(), SEARCH_S)
+                buffer = _started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
+                os.sched_setaffinity(0, own)
+                row = trio.run(_play, engines, retriever, buffer, encoder, count, seconds)
+            ideal = count / (2 * turn_s + SEARCH_S)
+            others_ms, busiest = row.others_s[buffer.pid] / row.episodes, max(row.others_s.values()) / row.wall_s
+            print(
+                f"{1e3 * turn_s:7.0f} | {count:5d} | {ideal:16.0f} | {row.rate:7.0f} | {row.rate / ideal:15.3f} |"
+                f" {1e3 * row.cpu_s / row.episodes:26.2f} | {1e3 * others_ms:6.2f} | {busiest:6.0%}",
+                flush=True,
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class Counted:
+    """What happened between two moments."""
+
+    episodes: int
+    wall_s: float
+    cpu_s: float  # of this process
+    others_s: dict[int, float]  # CPU of the other processes, by pid
+
+    @property
+    def rate(self) -> float:
+        """Episodes per second."""
+        return self.episodes / self.wall_s
+
+    def __sub__(self, before: Counted) -> Counted:
+        others_s = {pid: seconds - before.others_s[pid] for pid, seconds in self.others_s.items()}
+        return Counted(
+            episodes=self.episodes - before.episodes, wall_s=self.wall_s - before.wall_s, cpu_s=self.cpu_s - before.cpu_s, others_s=others_s
+        )
+
+
+async def _play(engines: list[Server], retriever: Server, buffer: Server, encoder: TokenEncoder, slots: int, seconds: float) -> Counted:
+    ended = Ended()
+    processes = [*engines, retriever, buffer]
+    async with BufferClient(buffer.url, role="worker", index=0, incarnation=0) as client, trio.open_nursery() as nursery:
+        worker = RolloutWorker(
+            client=client,
+            engines=[EngineClient(engine.url, index) for index, engine in enumerate(engines)],
+            environment=partial(CountedSearch, ended, retriever_url=retriever.url),
+            encoder=encoder,
+            recipe=RolloutRecipe(concurrency=slots),
+        )
+        nursery.start_soon(worker.run)
+        await trio.sleep(SETTLE_S)
+        gc.collect()
+        before = _count(ended, processes)
+        await trio.sleep(seconds)
+        counted = _count(ended, processes) - before
+        nursery.cancel_scope.cancel()
+    assert not ended.otherwise, f"{ended.otherwise} episodes ended without an answer"
+    return counted
+
+
+def _count(ended: Ended, processes: Sequence[Server]) -> Counted:
+    others_s = {server.pid: sum(psutil.Process(server.pid).cpu_times()[:2]) for server in processes}
+    return Counted(episodes=ended.answered, wall_s=time.perf_counter(), cpu_s=time.process_time(), others_s=others_s)
+
+
+@dataclass(slots=True)
+class Ended:
+    """Episodes that ended."""
+
+    answered: int = 0
+    otherwise: int = 0
+
+
+class CountedSearch(SearchEnv):
+    """The search environment, counting the episodes that ended."""
+
+    def __init__(self, ended: Ended, **options: Any) -> None:
+        super().__init__(**options)
+        self._ended = ended
+
+    async def step(self, completion: str) -> StepResult:
+        result = await super().step(completion)
+        if result.stop is not None:
+            self._ended.answered += result.stop is StopReason.ANSWERED
+            self._ended.otherwise += result.stop is not StopReason.ANSWERED
+        return result
+
+
+@dataclass(slots=True)
+class Words:
+    """A made-up language: what tasks, replies and passages are written in."""
+
+    words: list[str]
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    @classmethod
+    def make(cls) -> Words:
+        """Words of two to four syllables."""
+        rng = random.Random(0)
+        syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+        return cls(sorted({"".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(WORDS)}))
+
+    def text(self, count: int) -> str:
+        """So many words."""
+        return " ".join(self.rng.choices(self.words, k=count))
+
+    def encoder(self) -> TokenEncoder:
+        """A byte-level BPE for it, with Qwen's chat template."""
+        return byte_encoder([" " + word for word in self.words], vocab_size=VOCABULARY)
+
+    def tasks(self) -> list[Task]:
+        """Questions."""
+        return [Task(id=str(number), prompt=self.text(QUESTION_WORDS), answers=(self.text(2),)) for number in range(TASKS)]
+
+    def passages(self) -> list[dict[str, Any]]:
+        """Hits of a search."""
+        return [
+            {"document": {"id": str(number), "contents": f'"{self.text(3)}"\n{self.text(PASSAGE_WORDS)}'}, "score": 0.5} for number in range(PASSAGES)
+        ]
+
+    def replies(self, encoder: TokenEncoder, seed: int) -> list[list[bytes]]:
+        """Whole HTTP answers to `/generate`, by turn: those that search, and those that answer."""
+        self.rng.seed(seed)
+        endings = ("<search> {} </search>", "<answer> {} </answer>")
+        return [[self._reply(encoder, ending) for _ in range(SCRIPTS)] for ending in endings]
+
+    def _reply(self, encoder: TokenEncoder, ending: str) -> bytes:
+        text = f"<think> {self.text(THOUGHT_WORDS)} </think> {ending.format(self.text(6))}"
+        ids = encoder.encode_observation(Observation.frame(text)).ids.tolist()
+        meta = {
+            "id": "0123456789abcdef0123456789abcdef",
+            "finish_reason": {"type": "stop", "matched": ending[-9:]},
+            "prompt_tokens": 640,
+            "weight_version": "0",
+            "weight_versions": [{"version": "0", "start": 0, "end": len(ids)}],
+            "num_retractions": 0,
+            "input_token_logprobs": [],
+            "output_token_logprobs": [[-self.rng.expovariate(1.0), token, None] for token in ids],
+            "output_token_logprobs_length": len(ids),
+            "reasoning_tokens": 0,
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "e2e_latency": 0.05,
+        }
+        return _http({"text": text, "output_ids": ids, "meta_info": meta})
+
+
+# -- one buffer -------------------------------------------------------------------------------------------------------------------
+
+
+def measure_buffer(seconds: float, own: set[int], others: set[int]) -> None:
+    """A row at full speed, and one at half of it."""
+    os.sched_setaffinity(0, own | others)
+    print("simulated workers | episode s | decisions/s | calls/s | call p50 ms | p99 ms | buffer CPU ms per decision | buffer, % of a core")
+    play_s = 0.0
+    for _ in range(2):
+        with ExitStack() as stack:
+            buffer = _started(stack, own, serve_buffer, Words.make().tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
+            before_s = sum(psutil.Process(buffer.pid).cpu_times()[:2])
+            calls, wall_s = _load(buffer.url, others, play_s, seconds)
+            cpu_s = sum(psutil.Process(buffer.pid).cpu_times()[:2]) - before_s
+        rate = WANT * len(calls) / wall_s
+        percentiles = statistics.quantiles(calls, n=100)
+        print(
+            f"{WORKERS:17d} | {play_s:9.1f} | {rate:11.0f} | {rate / WANT:7.0f} | {1e3 * percentiles[49]:11.0f} | {1e3 * percentiles[98]:6.0f} |"
+            f" {1e3 * cpu_s / (WANT * len(calls)):26.3f} | {cpu_s / wall_s:6.0%}",
+            flush=True,
+        )
+        play_s = 4 * WORKERS * WANT / rate  # two decisions a ticket at half the rate
+
+
+def _load(url: str, cores: set[int], play_s: float, seconds: float) -> tuple[list[float], float]:
+    """Latencies of the calls within `seconds`, by processes on these cores."""
+    task = CONTEXT.Pool(GENERATORS, os.sched_setaffinity, (0, cores))
+    with task as pool:
+        parts = [range(first, WORKERS, GENERATORS) for first in range(GENERATORS)]
+        found = pool.starmap(be_workers, [(url, part, play_s, seconds) for part in parts])
+    return [latency for latencies in found for latency in latencies], seconds
+
+
+def be_workers(url: str, workers: Sequence[int], play_s: float, seconds: float) -> list[float]:
+    """Be these workers for a while; the latencies of their calls, the first moments aside."""
+    return asyncio.run(_be_workers(url, workers, play_s, seconds))
+
+
+async def _be_workers(url: str, workers: Sequence[int], play_s: float, seconds: float) -> list[float]:
+    latencies: list[float] = []
+    begins = time.perf_counter() + SETTLE_S + play_s
+    simulated = [Simulated(url, index, begins, latencies) for index in workers]
+    async with asyncio.TaskGroup() as tasks:
+        for worker in simulated:
+            tasks.create_task(worker.run(play_s, until=begins + seconds))
+    return latencies
+
+
+class Simulated:
+    """A worker that plays nothing: a connection, an index, and the calls of `RolloutWorker`."""
+
+    def __init__(self, url: str, index: int, begins: float, latencies: list[float]) -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port = int(port)
+        self._caller = {"role": "worker", "index": index, "incarnation": 0, "wait_s": 10.0}
+        self._begins, self._latencies = begins, latencies
+        self._rng = random.Random(index)
+
+    async def run(self, play_s: float, *, until: float) -> None:
+        """Take tickets, let time pass, close them; again."""
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        await asyncio.sleep(play_s * self._rng.random())
+        request = 0
+        while time.perf_counter() < until:
+            granted = await self._call("take_tickets", {"request": request, "want": WANT})
+            request += 1
+            await asyncio.sleep(play_s * self._rng.uniform(0.5, 1.5))
+            outcomes = [[ticket, _trajectory(ticket), "trajectory", ""] for ticket, *_ in granted["grants"]]
+            accepted = await self._call("close_tickets", {"outcomes": outcomes})
+            assert accepted == [True] * WANT
+        self._writer.close()
+
+    async def _call(self, name: str, body: dict[str, Any]) -> Any:
+        content = pack(self._caller | body)
+        head = f"POST /{name} HTTP/1.1\r\nhost: {self._host}\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+        asked = time.perf_counter()
+        self._writer.write(head + content)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        length = _LENGTH.search(answer)
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert length is not None
+        content = await self._reader.readexactly(int(length[1]))
+        if asked >= self._begins:
+            self._latencies.append(time.perf_counter() - asked)
+        return unpack(content)
+
+
+@cache
+def _plain_trajectory() -> dict[str, Any]:
+    """The map of a trajectory like those of the worker's episodes."""
+    prompt, completion, observation = 190, 70, 400
+    starts = (prompt, prompt + completion + observation)
+    length = starts[1] + completion
+    mask = np.zeros(length, dtype=np.uint8)
+    for start in starts:
+        mask[start : start + completion] = 1
+    trajectory = Trajectory(
+        ticket=Ticket(purpose=Purpose.TRAIN, ordinal=0, k=0, attempt=0),
+        task_id="17",
+        source="default",
+        token_ids=np.arange(length, dtype=np.int32),
+        loss_mask=mask,
+        behaviour_logprobs=np.where(mask, -0.7, 0.0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=tuple(_turn(start, completion, observation) for start in starts),
+        reward=Reward(total=1.0, parts={"exact_match": 1.0}, tokens=(length - 1,), amounts=(1.0,)),
+        stop=StopReason.ANSWERED,
+        dispatched_s=1.7e9,
+        finished_s=1.7e9,
+        worker=0,
+        incarnation=0,
+    )
+    return {name: value for name, value in unpack(encode_trajectory(trajectory)).items() if name != "hash"}
+
+
+def _turn(start: int, completion: int, observation: int) -> Turn:
+    end = start + completion
+    return Turn(
+        completion=(start, end),
+        observation=(end, end + observation),
+        action="search",
+        argument="the words that are searched for",
+        stop="</search>",
+        engine="http://127.0.0.1:30000",
+        started_s=1.7e9,
+        generated_s=1.7e9,
+        ended_s=1.7e9,
+        tool_calls=(ToolCall(tool="search", arguments_hash="0" * 32, result_ids=("17", "170", "250"), latency_s=0.005),),
+    )
+
+
+def _trajectory(ticket: list[Any]) -> bytes:
+    """A whole trajectory for a ticket, made at a fraction of what it costs to take it in."""
+    body = _plain_trajectory() | {"ticket": ticket}
+    return pack(body | {"hash": hashlib.blake2b(pack(body), digest_size=16).digest()})
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs in a process of its own."""
+
+    url: str
+    pid: int
+
+
+def _started(stack: ExitStack, cores: set[int], serve: Callable[..., None], *arguments: Any) -> Server:
+    """A server on these cores, for as long as the stack is open. `serve` is given a function that it tells its URL."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_serve, args=(theirs, cores, serve, arguments), daemon=True)
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    assert process.pid is not None
+    return Server(ours.recv(), process.pid)
+
+
+def _serve(pipe: Connection, cores: set[int], serve: Callable[..., None], arguments: Sequence[Any]) -> None:
+    os.sched_setaffinity(0, cores)
+    serve(*arguments, pipe.send)
+
+
+def _split(cores: set[int]) -> tuple[set[int], set[int]]:
+    """One core, and the others; the same one where there is only one."""
+    own = {max(cores)}
+    return own, (cores - own) or own
+
+
+def serve_buffer(tasks: list[Task], directory: str, tell: Callable[[str], None]) -> None:
+    """A buffer with one version published, that is never full."""
+    settings = BufferSettings(group_size=GROUP, groups_per_batch=10**6, total_steps=10)
+    buffer = ReplayBuffer(Path(directory), settings, tasks=Endless(tasks), incarnation=0, run=0)
+    buffer.reserve_version(Caller(role="learner", index=0, incarnation=0), reason="initial")
+    buffer.version_published(version=0, engines=range(ENGINES), seconds=0.0, bytes=0)
+    serve_app(create_app(buffer), on_ready=lambda told: tell(told["url"]), stop=StopSignal())
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """The same tasks over and over."""
+
+    tasks: list[Task]
+
+    @property
+    def size(self) -> int:
+        """Tasks per epoch."""
+        return len(self.tasks)
+
+    def task(self, ordinal: int) -> Task:
+        """The task at a place of the order."""
+        return self.tasks[ordinal % len(self.tasks)]
+
+
+def serve_engine(replies: list[list[bytes]], turn_s: float, tell: Callable[[str], None]) -> None:
+    """An engine whose every turn takes the same time. The turn is the second last number of the request's id."""
+
+    def answer(body: bytes, count: int) -> bytes:
+        rid = _RID.search(body)
+        return replies[int(rid[1].split(b"/")[-2])][count % SCRIPTS] if rid else _http({})
+
+    asyncio.run(_answer_late(answer, turn_s, tell))
+
+
+def serve_retriever(passages: list[dict[str, Any]], search_s: float, tell: Callable[[str], None]) -> None:
+    """A retriever that finds three passages of its own choice."""
+    rng, texts = random.Random(0), [json.dumps(passage) for passage in passages]
+
+    def answer(body: bytes, count: int) -> bytes:
+        return _http_bytes(('{"result": [[' + ", ".join(rng.sample(texts, 3)) + "]]}").encode())
+
+    asyncio.run(_answer_late(answer, search_s, tell))
+
+
+async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, tell: Callable[[str], None]) -> None:
+    loop, count = asyncio.get_running_loop(), itertools.count()
+
+    class Answering(asyncio.Protocol):
+        """One connection: a request, its answer, the next request."""
+
+        buffered = b""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.WriteTransport, transport)
+
+        def data_received(self, data: bytes) -> None:
+            self.buffered += data
+            head, found, body = self.buffered.partition(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            if found and len(body) >= int(length[1] if length else 0):
+                self.buffered = b""
+                loop.call_later(after_s, self.transport.write, answer(body, next(count)))
+
+    server = await loop.create_server(Answering, "127.0.0.1", 0, backlog=2048)
+    tell(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await server.serve_forever()
+
+
+def _http(value: Any) -> bytes:
+    return _http_bytes(json.dumps(value, separators=(",", ":")).encode())
+
+
+def _http_bytes(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_RID = re.compile(rb'"rid": ?"([^"]*)"')
+
+
+if __name__ == "__main__":
+    main()
