@@ -93,6 +93,7 @@ def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> 
         "tp_size": engine.tensor_parallel,
         "random_seed": recipe.seed,
         "weight_version": "0",
+        "log_level_http": "warning",  # a line per request otherwise
     }
     if engine.device == "cpu":
         cache = engine.slots * engine.context_tokens

@@ -140,7 +140,10 @@ class Publisher:
         async with trio.open_nursery() as nursery:
             for engine in self._engines:
                 nursery.start_soon(
-                    _call, lambda engine=engine: engine.update_from_distributed(bucket, group=group.name, version=version, deadline_s=deadline_s)
+                    _call,
+                    lambda engine=engine: engine.update_from_distributed(
+                        bucket, group=group.name, version=version, flush_cache=version is not None, deadline_s=deadline_s
+                    ),
                 )
             # Abandoned on cancellation: gloo has no way to give up a collective but its own deadline.
             await trio.to_thread.run_sync(group.broadcast, flat, abandon_on_cancel=True)

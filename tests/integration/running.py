@@ -68,12 +68,12 @@ def records(run_dir: Path) -> Iterator[Record]:
     return (record for _, record in journal.read(run_dir / "journal"))
 
 
-def wait_for(run_dir: Path, kind: type[Record], count: int, process: subprocess.Popen[str]) -> None:
+def wait_for(run_dir: Path, kind: type[Record], count: int, process: subprocess.Popen[str], *, within_s: float = START_DEADLINE_S) -> None:
     """Until the journal holds `count` records of a kind."""
-    deadline = time.monotonic() + START_DEADLINE_S
+    deadline = time.monotonic() + within_s
     while not (run_dir / "journal").exists() or sum(isinstance(record, kind) for record in records(run_dir)) < count:
         assert process.poll() is None, f"the run ended early:\n{output(run_dir)}"
-        assert time.monotonic() < deadline, f"no {count} {kind.__name__} within {START_DEADLINE_S} s:\n{output(run_dir)}"
+        assert time.monotonic() < deadline, f"no {count} {kind.__name__} within {within_s} s:\n{output(run_dir)}"
         time.sleep(0.1)
 
 

@@ -6,13 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from running import finish, output, records, start
-
-from agentrl.buffer.records import BatchTaken, BatchTrained, TrajectoryAdded
-from agentrl.learner.policy import PolicyModel
-from agentrl.types import Trajectory
-from agentrl.wire import decode_trajectory
+from exactness import gaps, trained_trajectories
+from running import finish, output, start
 
 pytestmark = pytest.mark.slow
 
@@ -30,43 +25,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def trained_trajectories(run_dir: Path) -> list[Trajectory]:
-    found = [decode_trajectory(record.data) for record in records(run_dir) if isinstance(record, TrajectoryAdded)]
-    trained = {record.batch for record in records(run_dir) if isinstance(record, BatchTrained)}
-    ordinals = {o for record in records(run_dir) if isinstance(record, BatchTaken) and record.batch in trained for o, _, _ in record.groups}
-    return [trajectory for trajectory in found if trajectory.ticket.ordinal in ordinals]
-
-
-@torch.no_grad()
-def score(policy: PolicyModel, trajectory: Trajectory) -> np.ndarray:
-    """[T] log-probs of all generated tokens under one version, each with its full prefix."""
-    wanted = torch.from_numpy(trajectory.loss_mask.astype(bool))[None]
-    logp, _ = policy(torch.from_numpy(trajectory.token_ids.astype(np.int64))[None], wanted, torch.tensor([trajectory.temperature]))
-    return logp[0].numpy()
-
-
 def test_every_token_has_the_logprob_of_its_version_also_across_updates_and_at_another_temperature(run_dir):
     trajectories = sorted(trained_trajectories(run_dir), key=lambda t: -t.version_count)
     assert len(trajectories) == 5 * 6 * 4
     crossing = [trajectory for trajectory in trajectories[:CHECKED] if trajectory.version_count >= 2]
     assert len(crossing) >= 20
 
-    torch.set_num_threads(1)
-    policies: dict[int, PolicyModel] = {}
-    worst, other_version = 0.0, []
-    for trajectory in trajectories[:CHECKED]:
-        assert trajectory.temperature == 0.7
-        own = trajectory.loss_mask == 1
-        for version in np.unique(trajectory.versions[own]).tolist():
-            if version not in policies:
-                policies[version] = PolicyModel.load(run_dir / "weights" / f"v{version}").eval()
-            theirs = score(policies[version], trajectory)
-            at = own & (trajectory.versions == version)
-            worst = max(worst, float(np.abs(theirs - trajectory.behaviour_logprobs)[at].max()))
-            if (own & ~at).any():
-                other_version.append(float(np.abs(theirs - trajectory.behaviour_logprobs)[own & ~at].max()))
-    assert worst <= TOLERANCE
-    assert max(other_version) > 10 * TOLERANCE  # the versions do differ: the check above could have failed
+    assert {trajectory.temperature for trajectory in trajectories} == {0.7}
+    found = gaps(run_dir, trajectories[:CHECKED])
+    assert found.own <= TOLERANCE
+    assert found.others > 10 * TOLERANCE  # the versions do differ: the check above could have failed
 
 
 def test_the_mask_is_exact_on_every_token_and_turns_cover_what_it_says(run_dir):
