@@ -62,7 +62,7 @@ class Scheduler:
             raise EngineError(f"deterministic mode needs at least {_MIN_DETERMINISTIC_SLOTS} slots, got {runner.slots}")
         self.runner = runner
         self.version = version
-        self.paused: Literal["abort", "retract"] | None = None
+        self.paused: Literal["abort", "retract", "in_place"] | None = None
         self.counters = Counters()
         self._text = text
         self._deterministic = deterministic
@@ -72,6 +72,7 @@ class Scheduler:
         self._arrived: list[Sequence] = []  # of those, the ones no kept prefix was looked up for
         self._running: dict[int, Sequence] = {}  # by slot
         self._finished: list[Sequence] = []
+        self._frozen_aborts: list[Sequence] = []  # running while paused in place: they end when the pause does
         self._paused_s = 0.0
 
     @property
@@ -105,7 +106,10 @@ class Scheduler:
             return
         for sequence in self._running.values():
             if sequence.request.rid == rid:
-                self._finish(sequence, ABORTED)
+                if self.paused == "in_place":
+                    self._frozen_aborts.append(sequence)
+                else:
+                    self._finish(sequence, ABORTED)
                 return
 
     def abort_all(self) -> None:
@@ -113,11 +117,14 @@ class Scheduler:
         for rid in [*self._waiting, *(sequence.request.rid for sequence in self._running.values())]:
             self.abort(rid)
 
-    def pause(self, mode: Literal["abort", "retract"]) -> None:
-        """Stop after the last step; `retract` sends running requests back to the front of the queue, `abort` ends them."""
+    def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        """Stop after the last step; `retract` sends running requests back to the front of the queue, `abort` ends them, `in_place` freezes them."""
         if self.paused is None:
             self._paused_s = time.perf_counter()
         self.paused = mode
+        if mode == "in_place":
+            return
+        self._end_frozen()
         if mode == "abort":
             self.abort_all()
         else:
@@ -128,6 +135,12 @@ class Scheduler:
         if self.paused is not None:
             self.counters.pause_s += time.perf_counter() - self._paused_s
         self.paused = None
+        self._end_frozen()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a pause in place holds running requests, and with them their keys and values."""
+        return self.paused == "in_place" and bool(self._running)
 
     def flush(self) -> bool:
         """Drop every cached prefix; False, and nothing done, while requests run."""
@@ -137,12 +150,16 @@ class Scheduler:
         return True
 
     def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
-        """New weights: all keys and values go, whatever runs is computed again under them, and further tokens carry `version`."""
+        """New weights: all keys and values go, whatever runs is computed again under them, and further tokens carry `version`.
+
+        Paused in place, keys and values stay: what runs goes on from those of the weights before.
+        """
         point("engine.commit")
-        self._retract()
+        if self.paused != "in_place":
+            self._retract()
         self.runner.weights.replace(tensors)
         if version is not None:
-            self.version = version
+            self.rename(version)
 
     def rename(self, version: str) -> None:
         """The weights stay; tokens from here on carry `version`."""
@@ -162,6 +179,12 @@ class Scheduler:
         if self.paused is not None:
             counted["pause_s"] += time.perf_counter() - self._paused_s
         return counted
+
+    def _end_frozen(self) -> None:
+        for sequence in self._frozen_aborts:
+            if sequence.finish is None:
+                self._finish(sequence, ABORTED)
+        self._frozen_aborts.clear()
 
     def _retract(self) -> None:
         """Running requests wait again, before the others; their slots are freed."""

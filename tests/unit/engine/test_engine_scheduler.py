@@ -7,6 +7,7 @@ import torch
 from engine_loop import finish, load_runner, load_scheduler, plain_completion, rescored, submit
 from tiny_qwen2 import write_tiny_qwen2
 
+from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.weights import read_tensors
 from agentrl.errors import EngineError
 
@@ -275,3 +276,33 @@ def test_deterministic_mode_reuses_no_prefix_and_needs_four_slots(model_dir):
     assert turn.cached_tokens == 0
     with pytest.raises(EngineError, match="at least 4 slots"):
         load_scheduler(model_dir, slots=3, deterministic=True)
+
+
+def test_paused_in_place_requests_go_on_from_their_keys_and_values_under_the_new_weights(model_dir, other_dir):
+    scheduler = load_scheduler(model_dir)
+    sequence = submit(scheduler, "frozen", [5, 17, 80], new=20, seed=3)
+    for _ in range(8):
+        scheduler.step()
+    scheduler.pause("in_place")
+    assert (scheduler.busy, scheduler.frozen, scheduler.flush()) == (False, True, False)
+    scheduler.commit(read_tensors(other_dir), "1")
+    computed = scheduler.counters.prefill_tokens
+    scheduler.resume()
+    finish(scheduler)
+    assert scheduler.counters.prefill_tokens == computed
+    assert sequence.version_spans() == [{"version": "0", "start": 0, "end": 8}, {"version": "1", "start": 8, "end": 20}]
+    assert sequence.retractions == 0
+
+
+def test_an_abort_while_paused_in_place_takes_effect_when_the_pause_ends(model_dir):
+    for end in (Scheduler.resume, lambda each: each.pause("retract")):
+        scheduler = load_scheduler(model_dir, slots=1)
+        running = submit(scheduler, "running", [5, 17], new=20)
+        waiting = submit(scheduler, "waiting", [5, 18], new=20)
+        scheduler.step()
+        scheduler.pause("in_place")
+        scheduler.abort_all()
+        assert (running.finish, waiting.finish) == (None, {"type": "abort", "message": "Abort in waiting queue"})
+        end(scheduler)
+        assert running.finish == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        assert scheduler.load()["running"] == 0
