@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,7 @@ import typer
 from agentrl import __version__
 from agentrl.errors import AgentRLError, ConfigError, DataError
 
-__all__ = ["app", "engine_serve", "evaluate", "export", "main", "retriever", "run", "status", "validate", "version"]
+__all__ = ["app", "data", "engine_serve", "evaluate", "export", "main", "retriever", "run", "status", "validate", "version"]
 
 app = typer.Typer(
     name="agentrl",
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 engine_app = typer.Typer(help="The embedded engine alone.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
+
+_PROGRESS_EVERY_S = 5.0
 
 RecipeArguments = Annotated[
     list[str], typer.Argument(metavar="RECIPE... [a.b=c ...]", help="Recipe files, merged left to right, then overrides of single keys.")
@@ -124,6 +128,25 @@ def export(
     typer.echo(f"wrote {out}")
 
 
+@app.command()
+def data(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="nq hotpotqa triviaqa popqa 2wiki musique bamboogle wiki18 wiki18-e5")],
+    out: Annotated[Path, typer.Option("--out", help="Directory to write below.")] = Path("data"),
+    split: Annotated[list[str] | None, typer.Option("--split", help="By default those that Search-R1 uses. May be given several times.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only this many rows from the start of each file.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="A file, or a directory laid out as the repository, instead of the hub.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub; by default main.")] = None,
+) -> None:
+    """Prepare public data: Search-R1's questions, and the passages and index it searches."""
+    from agentrl.data.preparation import prepare
+    from agentrl.data.public_sets import public_set
+
+    for public in [public_set(name) for name in names]:
+        for made in prepare(public, out=out, splits=split or (), limit=limit, source=source, revision=revision, progress=_progress_line()):
+            typer.echo("\n".join(made.told()))
+        typer.echo(f"  licence: {public.licence}\n  cite: {public.cite}")
+
+
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def retriever(context: typer.Context) -> None:
     """Build an index of a corpus, or serve one (`agentrl retriever --help`)."""
@@ -162,6 +185,19 @@ def _load(arguments: list[str], *, smoke: bool) -> Any:
 
     files = [argument for argument in arguments if Path(argument).exists() or not is_override(argument)]
     return load_recipe([Path(file) for file in files], [argument for argument in arguments if argument not in files], smoke=smoke)
+
+
+def _progress_line() -> Callable[[str, int, int | None], None]:
+    """Tells how far a file is, every few seconds and at its end."""
+    told_at = time.monotonic()
+
+    def tell(file: str, done: int, of: int | None) -> None:
+        nonlocal told_at
+        if done == of or time.monotonic() - told_at > _PROGRESS_EVERY_S:
+            told_at = time.monotonic()
+            typer.echo(f"{file}: {done:,}{f' of {of:,}' if of else ''}", err=True)
+
+    return tell
 
 
 def _require_directory(path: Path, name: str, *, holds: str | None = None) -> None:

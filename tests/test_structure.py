@@ -62,6 +62,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 # "module:function" -> why everything is caught there.
 CATCH_ALL: dict[str, str] = {
     "agentrl.buffer.app:_Server.evaluation_loop": "an evaluation's report: what fails in the hook ends the run with its cause",
+    "agentrl.data.hub:from_hub": "the hub's library: its network errors are httpx's, httpx2's or requests', by its version, mapped to a DataError",
     "agentrl.engine.stops:TokenText.load": "a foreign file: tokenizers raises bare Exception, mapped to an EngineError",
     "agentrl.engine.thread:EngineThread._run": "the engine: its requests are answered and its health turns bad",
     "agentrl.engine.thread:EngineThread.call.run": "one command: its caller gets the error, the engine goes on",

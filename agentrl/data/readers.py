@@ -1,15 +1,19 @@
-"""Rows of data files, one by one, each with the place it stands at: JSON lines, Parquet, and data sets of the Hugging Face hub.
+"""Rows of data files, one by one, each with the place it stands at: JSON lines (also compressed), Parquet, and data sets of the Hugging Face hub.
 
 The last two need the `data` extra.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
+import tarfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from agentrl.errors import DataError
 
@@ -17,11 +21,14 @@ __all__ = ["HUB", "Row", "jsonl_rows", "read_rows"]
 
 HUB = "hub:"
 
+# A tar archive begins with a block that describes its first file (POSIX.1-1988, ustar).
+_TAR_BLOCK_BYTES, _TAR_MAGIC_AT = 512, 257
+
 Row = tuple[str, Any]  # (place, e.g. "tasks.jsonl:12"; the row)
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a `.jsonl` or `.parquet` file, or of `hub:ORG/NAME[/CONFIG][:SPLIT]` (split `train` where none is given).
+    """The rows of a `.jsonl`, `.jsonl.gz` or `.parquet` file, or of `hub:ORG/NAME[/CONFIG][:SPLIT]` (split `train` where none is given).
 
     Raises:
         DataError: it is not there, cannot be read, or needs what is not installed.
@@ -34,18 +41,40 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def jsonl_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file of JSON lines. Empty lines are passed over.
+    """The rows of a file of JSON lines, by its name `.gz` a compressed one. Empty lines are passed over.
 
     Raises:
         DataError: naming the line that is not JSON, or not UTF-8.
     """
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _json(line, f"{path}:{number}")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's lines. A compressed one may hold a tar archive under the name of its only file, as Search-R1's wiki-18.jsonl.gz does."""
+    if path.suffix != ".gz":
+        with path.open("rb") as plain:
+            yield plain
+        return
+    with gzip.open(path, "rb") as unpacked:
+        archived = unpacked.read(_TAR_BLOCK_BYTES)[_TAR_MAGIC_AT:].startswith(b"ustar")
+    if not archived:
+        with gzip.open(path, "rb") as unpacked:
+            yield cast(IO[bytes], unpacked)
+        return
+    with tarfile.open(path, "r|gz") as archive:
+        found = next((member for member in archive if member.isfile()), None)
+        file = archive.extractfile(found) if found is not None else None
+        if file is None:
+            raise DataError(f"{path}: an archive without a file")
+        with file:
+            yield file
 
 
 def _json(line: bytes, place: str) -> Any:

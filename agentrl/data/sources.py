@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,7 +17,7 @@ from agentrl.resolve import resolve
 from agentrl.seeds import mix
 from agentrl.types import Task
 
-__all__ = ["TaskList", "load_tasks"]
+__all__ = ["TaskList", "first_tasks", "load_tasks"]
 
 _LIMIT = 0x6C696D69  # the subset of `limit` draws other numbers than the shuffles do
 
@@ -62,6 +63,11 @@ def load_tasks(sources: Sequence[TaskSource], *, seed: int, base: Path | None = 
             raise DataError(f"{source.path or source.factory}: no tasks")
         parts.append(_limited(part, source.limit, seed))
     return TaskList(parts)
+
+
+def first_tasks(sources: Sequence[TaskSource], count: int) -> list[Task]:
+    """The first tasks of the sources, in their order, limits aside: of files no more is read than that takes."""
+    return [task for _, task in islice((placed for source in sources for placed in _placed_tasks(source, Path.cwd())), count)]
 
 
 def _placed_tasks(source: TaskSource, base: Path) -> Iterator[tuple[str, Task]]:
