@@ -26,6 +26,7 @@ from agentrl.engine_messages import (
     GenerateReply,
     GenerateRequest,
     ModelInfo,
+    PromptScores,
     ServerInfo,
     WeightBucket,
     WeightsChecksum,
@@ -44,6 +45,7 @@ __all__ = [
     "GenerateRequest",
     "ModelInfo",
     "PauseMode",
+    "PromptScores",
     "ServerInfo",
     "WeightBucket",
     "WeightSpan",
@@ -103,6 +105,18 @@ class EngineClient:
         """Sample one completion. Waits through pauses of the engine."""
         self._check_ids(request.input_ids)
         return GenerateReply.parse(await self._json("POST", "/generate", request.body(), deadline_s))
+
+    async def score(self, input_ids: Sequence[int], *, rid: str, deadline_s: float = GENERATE_DEADLINE_S) -> PromptScores:
+        """The log-probs of a prompt's own tokens, at temperature 1. No token is generated, and no cached prefix is used."""
+        self._check_ids(input_ids)
+        scores = PromptScores.parse(await self._json("POST", "/generate", _scoring(rid) | {"input_ids": list(input_ids)}, deadline_s))
+        if scores.ids != tuple(input_ids):
+            raise EngineError(f"{self} was asked to score {len(input_ids)} tokens and answered with others: {str(scores.ids)[:200]}")
+        return scores
+
+    async def encode(self, text: str, *, rid: str, deadline_s: float = GENERATE_DEADLINE_S) -> tuple[int, ...]:
+        """The ids that the engine's own tokenizer makes of a text, special tokens at its start or end included. For checks: we send ids only."""
+        return PromptScores.parse(await self._json("POST", "/generate", _scoring(rid) | {"text": text}, deadline_s)).ids
 
     async def abort(self, rid: str, *, deadline_s: float = 2.0) -> None:
         """End the request `rid`; its caller gets what there is. An unknown rid is no error."""
@@ -289,3 +303,8 @@ def _message(response: httpx.Response) -> str:
         error = value.get("error", value.get("message", value.get("detail", value)))
         value = error.get("message", error) if isinstance(error, dict) else error
     return str(value)[:500]
+
+
+def _scoring(rid: str) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 0, "temperature": 1.0}
+    return {"rid": rid, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0, "stream": False}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineError, EngineUnavailable
 
 __all__ = [
     "Abilities",
@@ -24,6 +24,7 @@ __all__ = [
     "GenerateReply",
     "GenerateRequest",
     "ModelInfo",
+    "PromptScores",
     "ServerInfo",
     "WeightBucket",
     "WeightSpan",
@@ -133,6 +134,37 @@ class GenerateReply:
         ends = [0, *(span.end for span in self.spans)]
         if [span.start for span in self.spans] != ends[:-1] or ends[-1] != len(self.output_ids):
             raise EngineError(f"weight_versions {self.spans} do not cover the {len(self.output_ids)} tokens they came with")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptScores:
+    """What an engine says of a prompt it is given: its tokens, and the log-prob of each but the first, at temperature 1."""
+
+    ids: tuple[int, ...]  # [T], as the engine read them
+    logprobs: npt.NDArray[np.float32]  # [T - 1]; not a number where it answered none
+    version: int | None  # of its weights when it answered; None where their name is not one of ours
+
+    @classmethod
+    def parse(cls, value: Any) -> PromptScores:
+        """The reply of `POST /generate`'s JSON to a request with `logprob_start_len` 0.
+
+        Raises:
+            EngineUnavailable: it was aborted.
+            EngineError: a field is missing.
+        """
+        try:
+            meta = value["meta_info"]
+            if meta["finish_reason"]["type"] == "abort":
+                raise EngineUnavailable("an engine aborted the scoring of a prompt")
+            entries = meta["input_token_logprobs"]
+            version = str(meta["weight_version"])
+            return cls(
+                ids=tuple(int(entry[1]) for entry in entries),
+                logprobs=np.array([np.nan if entry[0] is None else entry[0] for entry in entries[1:]], dtype=np.float32),
+                version=int(version) if version.isdecimal() else None,
+            )
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"not the scores of a prompt ({error!r}): {str(value)[:300]}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

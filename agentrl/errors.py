@@ -18,7 +18,7 @@
     ├── CheckpointError        a checkpoint is missing, torn, altered or does not fit
     ├── PublishError           weights could not be brought to the engines
     ├── ProcessDied            a process of the run ended when it should not have
-    └── HealthError            an alarm ended the run: it may go back no further
+    └── HealthError            an alarm ended the run (it may go back no further), or the canary did
 
 `Failure` is the plain record of an exception that crosses a process boundary: foreign exceptions do not pickle well.
 """
@@ -136,7 +136,7 @@ class ProcessDied(AgentRLError):
 
 
 class HealthError(AgentRLError):
-    """An alarm of the run's health was raised and it may, or can, go back no further. The message says which and what to do."""
+    """An alarm was raised and the run may, or can, go back no further; or learner and engines disagree. The message says which and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

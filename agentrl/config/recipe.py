@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config.algorithm import AdvantageRecipe, AlgorithmRecipe, EntropyRecipe, ImportanceRecipe, KLRecipe, LossRecipe, RejectionRecipe
 from agentrl.config.buffer import BufferRecipe, ReplayRecipe, StopsRecipe
+from agentrl.config.canary import CanaryRecipe
 from agentrl.config.combinations import refused_combination
 from agentrl.config.deterministic import unmet_conditions
 from agentrl.config.engine import EngineRecipe
@@ -29,6 +30,7 @@ __all__ = [
     "AlgorithmRecipe",
     "Architecture",
     "BufferRecipe",
+    "CanaryRecipe",
     "CheckpointRecipe",
     "CriticRecipe",
     "CurriculumRecipe",
@@ -92,6 +94,7 @@ class Recipe(Section):
     eval: EvalRecipe = EvalRecipe()
     metrics: MetricsRecipe = MetricsRecipe()
     health: HealthRecipe = HealthRecipe()
+    canary: CanaryRecipe | None = CanaryRecipe()
     resources: ResourcesRecipe = ResourcesRecipe()
     smoke: dict[str, Any] = {}
     """Overrides (`a.b: value`) that `--smoke` applies on top of its own."""

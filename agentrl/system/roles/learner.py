@@ -30,10 +30,11 @@ from agentrl.learner.ranks import Ranks
 from agentrl.metrics.batch import batch_metrics
 from agentrl.metrics.health import Alarm
 from agentrl.record import Recorder, record
+from agentrl.system.canary import Canary
 from agentrl.system.guard import Guard
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.types import Trajectory
-from agentrl.weights import Publisher, Snapshot, save_snapshot
+from agentrl.weights import Published, Publisher, Snapshot, save_snapshot
 from agentrl.wire import decode_trajectory
 
 __all__ = ["LearnerProgram", "main", "token_ages"]
@@ -66,6 +67,8 @@ class LearnerProgram:
         self.buffer: BufferClient
         self.learner: Learner
         self.publisher: Publisher
+        self.engines: list[EngineClient]
+        self.canary: Canary | None
         self.guard: Guard  # on rank 0 alone
 
     async def run(self, on_ready: OnReady) -> None:
@@ -76,9 +79,10 @@ class LearnerProgram:
             Ranks.join, self.spec.index, learner_recipe.ranks, payload["rendezvous"], learner_recipe.device, learner_recipe.collective_deadline_s
         )
         self.learner = await trio.to_thread.run_sync(Learner.build, recipe, self.model_dir, ranks, self.run_dir)
-        engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
+        self.canary = await trio.to_thread.run_sync(Canary.of, recipe, self.model_dir)
+        self.engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
         backend = "nccl" if learner_recipe.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
-        self.publisher = Publisher(engines, recipe.weights, model_dir=self.model_dir, directory=self.run_dir / "weights", device_backend=backend)
+        self.publisher = Publisher(self.engines, recipe.weights, model_dir=self.model_dir, directory=self.run_dir / "weights", device_backend=backend)
         spec = self.spec
         async with (
             BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as self.buffer,
@@ -144,6 +148,7 @@ class LearnerProgram:
         if not self.lead:
             return None, []
         metrics = recorder.means() | report.metrics | batch_metrics(groups, grant.versions, grant.step)
+        metrics |= self.canary.take_metrics() if self.canary is not None else {}
         alarms = await trio.to_thread.run_sync(self.guard.observe, self.step, metrics)
         reply = await self.buffer.batch_trained(
             batch=grant.batch,
@@ -159,8 +164,11 @@ class LearnerProgram:
 
     async def _snapshot(self, version: int | None) -> Snapshot:
         """Gather the weights: a collective, so every rank takes part; rank 0 keeps them."""
-        bucket_bytes = self.recipe.weights.bucket_mb * 2**20
-        return await trio.to_thread.run_sync(lambda: Snapshot.of(-1 if version is None else version, self.step, self.learner.gather(bucket_bytes)))
+        bucket_bytes, number = self.recipe.weights.bucket_mb * 2**20, -1 if version is None else version
+        snapshot = await trio.to_thread.run_sync(lambda: Snapshot.of(number, self.step, self.learner.gather(bucket_bytes)))
+        if self.canary is not None:
+            await trio.to_thread.run_sync(self.canary.listen, self.learner, number)
+        return snapshot
 
     async def _hand_over(self, snapshot: Snapshot, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
         if not self.lead:
@@ -188,6 +196,18 @@ class LearnerProgram:
                 await self.buffer.version_published(
                     version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
                 )
+                await self._hear_canary(snapshot, published)
+
+    async def _hear_canary(self, snapshot: Snapshot, published: Published) -> None:
+        """Where it is due: end the run if an engine gives other log-probs than the learner under the same version."""
+        if self.canary is None:
+            return
+        try:
+            engines = [engine for engine in self.engines if engine.index in published.engines]
+            await self.canary.check(snapshot, engines, run_dir=self.run_dir, model_dir=self.model_dir)
+        except HealthError as error:
+            await self.buffer.fail(Failure.of(error))
+            raise
 
     async def _restore(self) -> None:
         """Bring learner, journal and engines to one state: the newest valid checkpoint's, or checkpoint 0's."""
@@ -207,6 +227,7 @@ class LearnerProgram:
         if self.lead:
             path = await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
             published = await self.publisher.cold_start(snapshot.version, path)
+            await self._hear_canary(snapshot, published)  # before the first episode: the engines are idle
             await self.buffer.version_published(
                 version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
             )
