@@ -23,8 +23,8 @@ class PrepareRecipe(Section):
 class Architecture(Section):
     """A model made on the spot, with random weights: the fields of its Hugging Face configuration."""
 
-    family: Literal["qwen2"] = "qwen2"
-    """Architecture of the model."""
+    family: Literal["qwen2", "qwen3", "llama"] = "qwen2"
+    """Architecture of the model, as transformers names it."""
     hidden_size: Positive = 128
     """Width of the residual stream."""
     intermediate_size: Positive = 384
@@ -52,6 +52,8 @@ class Architecture(Section):
             raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of kv_heads ({self.kv_heads})")
         if self.initialisation == "mimetic" and (self.kv_heads != self.heads or self.heads < 2):
             raise ValueError(f"initialisation mimetic needs kv_heads ({self.kv_heads}) equal to heads ({self.heads}), at least 2")
+        if self.initialisation == "mimetic" and self.family != "qwen2":
+            raise ValueError(f"initialisation mimetic needs family qwen2, whose first heads look back by their biases; {self.family} has none")
         return self
 
 

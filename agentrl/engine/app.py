@@ -146,7 +146,7 @@ class EngineServer:
             | {
                 "is_generation": True,
                 "weight_version": self._scheduler.version,
-                "model_type": "qwen2",
+                "model_type": self._config.family,
                 "architectures": [self._config.architecture],
             }
         )

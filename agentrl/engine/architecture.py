@@ -1,23 +1,46 @@
-"""The Qwen2 architecture as read from a Hugging Face directory: sizes, parameter names, stop tokens."""
+"""The architectures this engine computes, as read from a Hugging Face directory: sizes, parameter names, stop tokens.
+
+qwen2   biases of the query, key and value projections
+qwen3   no biases by default; each head's queries and keys are normalised before they are rotated
+llama   no biases by default; rotary embeddings may be stretched
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.engine.rope import Rope
 from agentrl.errors import EngineError
 
 __all__ = ["ModelConfig"]
 
-_DEFAULT_ROPE_THETA = 10000.0  # transformers' default for Qwen2
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Family:
+    """What models of one `model_type` have in common, and transformers' defaults for what their file does not say."""
+
+    model: str  # transformers' class
+    max_tokens: int
+    head_size: int | None = None  # None: hidden / heads
+    qk_norm: bool = False
+
+
+_FAMILIES = {
+    "qwen2": _Family(model="Qwen2ForCausalLM", max_tokens=32768),
+    "qwen3": _Family(model="Qwen3ForCausalLM", max_tokens=32768, head_size=128, qk_norm=True),
+    "llama": _Family(model="LlamaForCausalLM", max_tokens=2048),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Sizes of a Qwen2 model: D hidden, H heads, K key-value heads (H divisible by K), E head size."""
+    """Sizes of a model: D hidden, H heads, K key-value heads (H divisible by K), E head size."""
 
+    family: str  # transformers' `model_type`
     architecture: str
     vocabulary: int
     hidden: int
@@ -27,7 +50,10 @@ class ModelConfig:
     head_size: int
     intermediate: int
     norm_epsilon: float
-    rope_theta: float
+    rope: Rope
+    qkv_bias: bool
+    out_bias: bool  # of the projection that follows attention
+    qk_norm: bool
     tied: bool
     max_tokens: int  # positions the model was made for
     eos_ids: frozenset[int]
@@ -37,56 +63,66 @@ class ModelConfig:
         """Read `config.json`, and `generation_config.json` for more end tokens where there is one.
 
         Raises:
-            EngineError: missing, not Qwen2, or with a feature this engine does not compute.
+            EngineError: missing, of another family, or with a feature this engine does not compute.
         """
         raw = _read_json(model_dir / "config.json")
-        if raw.get("model_type") != "qwen2":
-            raise EngineError(f"{model_dir}: the embedded engine runs Qwen2 models, this is {raw.get('model_type')!r}; serve it by SGLang instead")
+        name = raw.get("model_type")
+        family = _FAMILIES.get(str(name))
+        if family is None:
+            raise EngineError(f"{model_dir}: the embedded engine runs {', '.join(_FAMILIES)} models, this is {name!r}; serve it by SGLang instead")
         _refuse_unsupported(raw, model_dir)
         generation = model_dir / "generation_config.json"
         eos = _ids(raw.get("eos_token_id")) | (_ids(_read_json(generation).get("eos_token_id")) if generation.exists() else frozenset())
+        heads, biased = raw["num_attention_heads"], name != "qwen2" and bool(raw.get("attention_bias", False))
         return cls(
-            architecture=(raw.get("architectures") or ["Qwen2ForCausalLM"])[0],
+            family=str(name),
+            architecture=(raw.get("architectures") or [family.model])[0],
             vocabulary=raw["vocab_size"],
             hidden=raw["hidden_size"],
             layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_size=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+            heads=heads,
+            kv_heads=raw.get("num_key_value_heads") or heads,
+            head_size=raw.get("head_dim") or family.head_size or raw["hidden_size"] // heads,
             intermediate=raw["intermediate_size"],
             norm_epsilon=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=_rope(raw).get("rope_theta", _DEFAULT_ROPE_THETA),
+            rope=Rope.read(raw, str(model_dir)),
+            qkv_bias=biased or name == "qwen2",
+            out_bias=biased,
+            qk_norm=family.qk_norm,
             tied=bool(raw.get("tie_word_embeddings", False)),
-            max_tokens=raw.get("max_position_embeddings", 32768),
+            max_tokens=raw.get("max_position_embeddings", family.max_tokens),
             eos_ids=eos,
         )
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face names and shapes, in model order; a tied `lm_head.weight` is not among them."""
-        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
         for layer in range(self.layers):
-            shapes |= {
-                f"model.layers.{layer}.{name}": shape
-                for name, shape in {
-                    "self_attn.q_proj.weight": (query, self.hidden),
-                    "self_attn.q_proj.bias": (query,),
-                    "self_attn.k_proj.weight": (key, self.hidden),
-                    "self_attn.k_proj.bias": (key,),
-                    "self_attn.v_proj.weight": (key, self.hidden),
-                    "self_attn.v_proj.bias": (key,),
-                    "self_attn.o_proj.weight": (self.hidden, query),
-                    "mlp.gate_proj.weight": (self.intermediate, self.hidden),
-                    "mlp.up_proj.weight": (self.intermediate, self.hidden),
-                    "mlp.down_proj.weight": (self.hidden, self.intermediate),
-                    "input_layernorm.weight": (self.hidden,),
-                    "post_attention_layernorm.weight": (self.hidden,),
-                }.items()
-            }
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer_parameters().items()}
         shapes["model.norm.weight"] = (self.hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocabulary, self.hidden)
         return shapes
+
+    def _layer_parameters(self) -> dict[str, tuple[int, ...]]:
+        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, rows in (("q", query), ("k", key), ("v", key)):
+            shapes[f"self_attn.{name}_proj.weight"] = (rows, self.hidden)
+            if self.qkv_bias:
+                shapes[f"self_attn.{name}_proj.bias"] = (rows,)
+        shapes["self_attn.o_proj.weight"] = (self.hidden, query)
+        if self.out_bias:
+            shapes["self_attn.o_proj.bias"] = (self.hidden,)
+        if self.qk_norm:
+            shapes |= {f"self_attn.{name}_norm.weight": (self.head_size,) for name in "qk"}
+        return shapes | {
+            "mlp.gate_proj.weight": (self.intermediate, self.hidden),
+            "mlp.up_proj.weight": (self.intermediate, self.hidden),
+            "mlp.down_proj.weight": (self.hidden, self.intermediate),
+            "input_layernorm.weight": (self.hidden,),
+            "post_attention_layernorm.weight": (self.hidden,),
+        }
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -99,20 +135,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse_unsupported(raw: dict[str, Any], model_dir: Path) -> None:
-    rope_type = _rope(raw).get("rope_type", _rope(raw).get("type", "default"))
-    if rope_type != "default":
-        raise EngineError(f"{model_dir}: rope type {rope_type!r} is not supported by the embedded engine, only 'default'")
-    if raw.get("use_sliding_window"):
-        raise EngineError(f"{model_dir}: sliding-window attention is not supported by the embedded engine")
+def _refuse_unsupported(raw: Mapping[str, Any], model_dir: Path) -> None:
+    """What transformers' models of these families may have and this engine does not compute."""
+    refused = {
+        "sliding-window attention": raw.get("use_sliding_window") or set(raw.get("layer_types") or ()) - {"full_attention"},
+        "a bias in the MLP": raw.get("mlp_bias"),
+        "quantized weights": raw.get("quantization_config"),
+    }
+    for feature, present in refused.items():
+        if present:
+            raise EngineError(f"{model_dir}: the embedded engine does not compute {feature}; serve the model by SGLang instead")
     if raw.get("hidden_act", "silu") != "silu":
         raise EngineError(f"{model_dir}: activation {raw['hidden_act']!r} is not supported by the embedded engine, only 'silu'")
-
-
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """The rope section: `rope_parameters` since transformers 5, `rope_theta` and `rope_scaling` before."""
-    section = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    return ({"rope_theta": raw["rope_theta"]} if "rope_theta" in raw else {}) | section
 
 
 def _ids(value: Any) -> frozenset[int]:

@@ -32,7 +32,7 @@ class Chunk:
 
 
 class ModelRunner:
-    """A Qwen2 model with a KV cache of `slots` rows and `context_tokens` columns. Synchronous; one thread at a time."""
+    """A model with a KV cache of `slots` rows and `context_tokens` columns. Synchronous; one thread at a time."""
 
     def __init__(self, weights: Weights, *, slots: int, context_tokens: int) -> None:
         config = weights.config
@@ -45,7 +45,9 @@ class ModelRunner:
         shape = (slots, config.kv_heads, context_tokens + 1, config.head_size)
         self._keys = [like.new_zeros(shape) for _ in range(config.layers)]
         self._values = [like.new_zeros(shape) for _ in range(config.layers)]
-        self._cos, self._sin = _rope_tables(config, context_tokens + 1, like)
+        self._cos, self._sin = config.rope.tables(config.head_size, context_tokens + 1, like)
+        # which of the two norms each head of queries and keys has
+        self._norm_rows = torch.tensor([0] * config.heads + [1] * config.kv_heads, device=like.device)
         self._slots = torch.arange(slots, device=like.device)
         self._columns = torch.arange(context_tokens + 1, device=like.device)
 
@@ -150,11 +152,16 @@ class ModelRunner:
     def _project(self, x_ND: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         qkv = F.linear(self._norm(x_ND, layer.input_norm), layer.qkv, layer.qkv_bias).view(len(x_ND), -1, config.head_size)
-        turned = _rotate(qkv[:, : config.heads + config.kv_heads], cos, sin)
+        qk = qkv[:, : config.heads + config.kv_heads]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (config.head_size,), None, config.norm_epsilon) * layer.qk_norm[self._norm_rows]
+        turned = _rotate(qk, cos, sin)
         return turned[:, : config.heads], turned[:, config.heads :], qkv[:, config.heads + config.kv_heads :]
 
     def _finish_layer(self, x_ND: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
         x_ND = torch.addmm(x_ND, attended, layer.out.t())
+        if layer.out_bias is not None:
+            x_ND = x_ND + layer.out_bias
         gate, up = F.linear(self._norm(x_ND, layer.post_norm), layer.gate_up).chunk(2, -1)
         return torch.addmm(x_ND, F.silu(gate).mul_(up), layer.down.t())
 
@@ -199,14 +206,6 @@ class _PrefillBatch:
         return cls(**{name: tensor.to(device) for name, tensor in on_host.items()}, attend=span)
 
 
-def _rope_tables(config: ModelConfig, positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, as Qwen2 pairs them (i with i + E/2); the sin of the first half is negated. [positions, E] each"""
-    frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size))
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], -1).to(like), torch.cat([-sin, sin], -1).to(like)
-
-
 def _rotate(x_NHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x_NHE.shape[-1] // 2
-    return torch.addcmul(x_NHE * cos, torch.cat([x_NHE[..., half:], x_NHE[..., :half]], -1), sin)
+    return torch.addcmul(x_NHE * cos, x_NHE.roll(half, -1), sin)

@@ -29,8 +29,10 @@ class LayerWeights:
 
     input_norm: Tensor  # [D]
     qkv: Tensor  # [(H + 2K) E, D]
-    qkv_bias: Tensor  # [(H + 2K) E]
+    qkv_bias: Tensor | None  # [(H + 2K) E]
+    qk_norm: Tensor | None  # of a query's head, then of a key's [2, E]
     out: Tensor  # [D, H E]
+    out_bias: Tensor | None  # [D]
     post_norm: Tensor  # [D]
     gate_up: Tensor  # [2F, D]
     down: Tensor  # [D, F]
@@ -95,12 +97,14 @@ class Weights:
         return {name: tensor_checksum(tensor) for name, tensor in self.named.items()}
 
     def _layer(self, prefix: str) -> LayerWeights:
-        projections = [f"{prefix}self_attn.{name}_proj." for name in "qkv"]
+        config, attention = self.config, f"{prefix}self_attn."
         return LayerWeights(
             input_norm=self._new(f"{prefix}input_layernorm.weight"),
-            qkv=self._new(*(f"{name}weight" for name in projections)),
-            qkv_bias=self._new(*(f"{name}bias" for name in projections)),
-            out=self._new(f"{prefix}self_attn.o_proj.weight"),
+            qkv=self._new(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+            qkv_bias=self._new(*(f"{attention}{name}_proj.bias" for name in "qkv")) if config.qkv_bias else None,
+            qk_norm=self._new(f"{attention}q_norm.weight", f"{attention}k_norm.weight").view(2, -1) if config.qk_norm else None,
+            out=self._new(f"{attention}o_proj.weight"),
+            out_bias=self._new(f"{attention}o_proj.bias") if config.out_bias else None,
             post_norm=self._new(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self._new(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"),
             down=self._new(f"{prefix}mlp.down_proj.weight"),

@@ -1,4 +1,4 @@
-"""A model made on the spot: a Qwen2 with random weights, in a Hugging Face directory beside its tokenizer.
+"""A model made on the spot: a Qwen2, Qwen3 or Llama with random weights, in a Hugging Face directory beside its tokenizer.
 
 Dimensions: D of a head, H hidden.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.recipe import Architecture
@@ -18,6 +18,7 @@ from agentrl.learner.model_directory import copy_tokenizer
 
 __all__ = ["make_model"]
 
+FAMILIES: dict[str, type[PreTrainedConfig]] = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 # Found on the quick-start task; the cited paper measures .7 for the query-key part of trained models.
 ALPHA_QUERY_KEY, NOISE_QUERY_KEY = 0.7, 0.3
 ALPHA_VALUE_OUTPUT = 0.6
@@ -34,7 +35,7 @@ def make_model(architecture: Architecture, tokenizer_dir: Path, out_dir: Path, s
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(_config(architecture, tokenizer))
+        model = AutoModelForCausalLM.from_config(_config(architecture, tokenizer), dtype=torch.float32)
         if architecture.initialisation == "mimetic":
             _mimetic(model)
     disable_progress_bar()
@@ -43,8 +44,10 @@ def make_model(architecture: Architecture, tokenizer_dir: Path, out_dir: Path, s
     return out_dir
 
 
-def _config(architecture: Architecture, tokenizer: PreTrainedTokenizerBase) -> Qwen2Config:
-    return Qwen2Config(
+def _config(architecture: Architecture, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    # of the three only Qwen3's heads have a size of their own by default
+    more = {"head_dim": architecture.hidden_size // architecture.heads} if architecture.family == "qwen3" else {}
+    return FAMILIES[architecture.family](
         vocab_size=len(tokenizer),
         hidden_size=architecture.hidden_size,
         intermediate_size=architecture.intermediate_size,
@@ -59,15 +62,16 @@ def _config(architecture: Architecture, tokenizer: PreTrainedTokenizerBase) -> Q
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **more,
     )
 
 
 @torch.no_grad()
-def _mimetic(model: Qwen2ForCausalLM) -> None:
+def _mimetic(model: Any) -> None:
     """Start attention where trained transformers end up (Trockman & Kolter 2023): W_q ~ W_k (attend to equal content), W_o ~ W_v^T
     (copy it). In layer 0 the biases of two heads make them look one and two tokens back. It is a plain Qwen2 afterwards.
 
-    The architecture has as many key heads as heads, at least two; its model refuses others."""
+    The architecture is a Qwen2 with as many key heads as heads, at least two; its recipe refuses others."""
     config = model.config
     hidden, heads = config.hidden_size, config.num_attention_heads
     for index, layer in enumerate(model.model.layers):

@@ -84,7 +84,7 @@ def test_a_tied_head_is_accepted_and_not_stored(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ('"model_type": "qwen2"|"model_type": "llama"', "runs Qwen2 models"),
+        ('"model_type": "qwen2"|"model_type": "mistral"', "runs qwen2, qwen3, llama models, this is .mistral."),
         ('"hidden_act": "silu"|"hidden_act": "gelu"', "activation 'gelu'"),
         ('"rope_theta": 10000.0|"rope_scaling": {"rope_type": "yarn"}', "rope type 'yarn'"),
         ('"rms_norm_eps"|"use_sliding_window": true, "rms_norm_eps"', "sliding-window"),
@@ -104,4 +104,4 @@ def test_rope_parameters_of_newer_configurations_are_read(tmp_path):
     directory = write_tiny_qwen2(tmp_path / "model")
     config = directory / "config.json"
     config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}'))
-    assert ModelConfig.load(directory).rope_theta == 500000.0
+    assert ModelConfig.load(directory).rope.theta == 500000.0

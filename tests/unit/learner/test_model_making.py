@@ -1,7 +1,10 @@
+import pytest
 import torch
 from learner_scene import TINY, VOCABULARY, tiny_tokenizer
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.config.recipe import Architecture
 from agentrl.learner.build_model import make_model
 
 MIMETIC = TINY.model_copy(update={"kv_heads": 4, "initialisation": "mimetic"})
@@ -46,3 +49,11 @@ def test_mimetic_heads_look_one_and_two_tokens_back(tmp_path):
         attention = model(torch.randint(3, VOCABULARY, (1, 12)), output_attentions=True).attentions[0][0]
     for head, back in ((0, 1), (1, 2)):
         assert all(attention[head, place].argmax().item() == place - back for place in range(4, 12))
+
+
+def test_a_recipe_names_the_family():
+    assert [Architecture(family=family).family for family in ("qwen2", "qwen3", "llama")] == ["qwen2", "qwen3", "llama"]
+    with pytest.raises(
+        ValidationError, match="initialisation mimetic needs family qwen2, whose first heads look back by their biases; llama has none"
+    ):
+        Architecture(family="llama", initialisation="mimetic")
