@@ -19,12 +19,12 @@ __all__ = ["GAP_EXTREMES", "GAP_SUMS", "gap_metrics", "gap_sums"]
 
 # What `gap_sums` adds up, in order: over tokens, then over trajectories.
 GAP_SUMS = (
-    *("tokens", "k1", "k3", "ratio", "ratio_squared"),
+    *("tokens", "k1", "k3", "apart", "ratio", "ratio_squared"),
     *("trajectories", "learner_ppl", "learner_log_ppl", "behaviour_ppl", "behaviour_log_ppl"),
     *("log_ppl_gap", "log_ppl_gap_abs", "ppl_ratio", "sequence_ratio_squared"),
 )
 # What it takes the largest of, in order: a smallest value is minus the largest of the negatives.
-GAP_EXTREMES = ("ratio_max", "-ratio_min", "log_ppl_gap_max", "-log_ppl_gap_min")
+GAP_EXTREMES = ("logprob_gap_max", "ratio_max", "-ratio_min", "log_ppl_gap_max", "-log_ppl_gap_min")
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def gap_sums(learner_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> tuple
         mask_BT: tokens to look at, 0/1 or bool. Values elsewhere are never looked at.
 
     Returns:
-        `GAP_SUMS` [14], which add over micro-batches and ranks, and `GAP_EXTREMES` [4], of which the maximum is taken (-inf where the mask
+        `GAP_SUMS` [15], which add over micro-batches and ranks, and `GAP_EXTREMES` [5], of which the maximum is taken (-inf where the mask
         is empty).
     """
     inside_BT = mask_BT.bool()
@@ -53,7 +53,7 @@ def gap_sums(learner_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> tuple
 def gap_metrics(sums: Tensor, extremes: Tensor) -> dict[str, float]:
     """What the totals mean; empty where there was no token.
 
-    kl_k1, kl_k3: KL(behaviour || learner) a token. ratio_*: learner / behaviour of tokens. ess: effective share of the tokens. *_ppl: mean of
+    kl_k1, kl_k3: KL(behaviour || learner) a token. logprob_gap_*: how far the log-probs of a token are apart, in nats. ratio_*: learner / behaviour of tokens. ess: effective share of the tokens. *_ppl: mean of
     the trajectories' perplexities. log_ppl_gap: how much less likely, a token, the learner finds a trajectory; ppl_ratio: mean of its
     exponential. chi2_token, chi2_sequence: mean of the squared ratio of a token, of a whole trajectory, less 1: the variance that
     importance weights would have.
@@ -68,6 +68,8 @@ def gap_metrics(sums: Tensor, extremes: Tensor) -> dict[str, float]:
     return {
         "kl_k1": total["k1"] / tokens,
         "kl_k3": total["k3"] / tokens,
+        "logprob_gap_mean": total["apart"] / tokens,
+        "logprob_gap_max": extreme["logprob_gap_max"],
         "ess": ess.item(),
         "ratio_mean": total["ratio"] / tokens,
         "ratio_max": extreme["ratio_max"],
@@ -81,10 +83,11 @@ def gap_metrics(sums: Tensor, extremes: Tensor) -> dict[str, float]:
 
 
 def _of_tokens(learner_N: Tensor, behaviour_N: Tensor) -> tuple[Tensor, Tensor]:
+    apart_N = (learner_N - behaviour_N).abs()
     ratio_N = _ratio(learner_N - behaviour_N)
     count = ratio_N.new_tensor(len(ratio_N))
-    summed = (k1(behaviour_N, learner_N), k3(behaviour_N, learner_N), ratio_N, ratio_N.square())
-    return torch.stack([count, *(values_N.sum() for values_N in summed)]), _extremes(ratio_N)
+    summed = (k1(behaviour_N, learner_N), k3(behaviour_N, learner_N), apart_N, ratio_N, ratio_N.square())
+    return torch.stack([count, *(values_N.sum() for values_N in summed)]), torch.cat([_extremes(apart_N)[:1], _extremes(ratio_N)])
 
 
 def _of_rows(learner_B: Tensor, behaviour_B: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,8 @@ LEARNER = (
     metric("learner/clip_high_share", "tokens whose loss is held by the upper clip bound", "share", TRAINED, "~actor/pg_clipfrac"),
     metric("learner/kl_k1", "behaviour to learner before the first update: mean of log b - log p", "nats", COMPUTED, "rollout_corr/kl"),
     metric("learner/kl_k3", "the same by k3, p/b - 1 - log(p/b): never negative", "nats", COMPUTED, "rollout_corr/k3_kl"),
+    metric("learner/logprob_gap_mean", "how far the log-probs of behaviour and learner are apart, before the first update", "nats", COMPUTED),
+    metric("learner/logprob_gap_max", "the largest of these distances", "nats"),
     metric(
         "learner/ess",
         "effective sample size of the weights p/b, (sum w)^2 / (n sum w^2): 1 where both agree",

@@ -18,6 +18,7 @@ def test_the_gap_by_hand():
     log2 = math.log(2)
     assert metrics["kl_k1"] == pytest.approx((-log2 + log2 - 2 * log2) / 3)
     assert metrics["kl_k3"] == pytest.approx(((2 - 1 - log2) + (0.5 - 1 + log2) + (4 - 1 - 2 * log2)) / 3)
+    assert [metrics[f"logprob_gap_{of}"] for of in ("mean", "max")] == pytest.approx([4 * log2 / 3, 2 * log2])  # ln 2, ln 2 and ln 4 apart
     assert metrics["chi2_token"] == pytest.approx((4 + 0.25 + 16) / 3 - 1)
     assert metrics["chi2_sequence"] == pytest.approx((1 + 16) / 2 - 1)  # ratios of the trajectories 1 and 4
     assert metrics["ess"] == pytest.approx(6.5**2 / (3 * 20.25))
