@@ -17,7 +17,18 @@ from agentrl.config.load import dump_recipe, load_recipe
 from agentrl.config.paths import missing_files
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+def first_line(path: Path) -> str:
+    line = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    assert line.startswith("# Laid on "), f"{path.name} has no name, and does not say which recipe it is laid on"
+    return line.partition(":")[0]
+
+
+FILES = sorted((ROOT / "recipes").glob("*.yaml"))
+# A recipe is a run and has a name. A file without one is laid on those its first line names: `# Laid on a.yaml or b.yaml: ...`
+RECIPES = [path for path in FILES if re.search(r"^name:", path.read_text(encoding="utf-8"), re.MULTILINE)]
+LAID_ON = [(ROOT / "recipes" / base, path) for path in FILES if path not in RECIPES for base in re.findall(r"\w+\.yaml", first_line(path))]
 SMOKE_S = 150.0  # a smoke run's deadline: a minute, and the machine's other work
 REAL_DATA = Path(os.environ.get("AGENTRL_TEST_DATA", ROOT.parent / "shared" / "data"))
 
@@ -39,6 +50,14 @@ def test_there_are_recipes():
 def test_a_recipe_loads(path: Path):
     recipe = load_recipe([path])
     assert recipe.name == path.stem, "a recipe's run is called like its file"
+
+
+@pytest.mark.parametrize(("base", "path"), LAID_ON, ids=lambda path: path.stem)
+def test_a_file_that_is_laid_on_a_recipe_changes_it_and_it_stays_one(base: Path, path: Path):
+    alone, laid = load_recipe([base]), load_recipe([base, path])
+    assert laid.name == alone.name
+    assert laid != alone
+    assert missing_files(load_recipe([base, path], smoke=True)) == [], "what --smoke needs ships with the recipe"
 
 
 @each_recipe
@@ -71,6 +90,28 @@ def test_the_search_recipes_have_search_r1s_published_numbers(name: str, group_s
     limits = recipe.rollout.limits
     assert (limits.prompt_tokens, limits.completion_tokens, limits.observation_tokens, limits.context_tokens) == (2048, 500, 500, 4096)
     assert recipe.resources.engine_gpus * recipe.engine.replicas + recipe.resources.learner_gpus * recipe.learner.ranks == 8
+
+
+def test_the_search_recipes_evaluate_on_search_r1s_seven_sets():
+    from agentrl.data.public_sets import PUBLIC_SETS
+
+    for name in ("search_r1_nq", "search_r1_nq_grpo"):
+        base = ROOT / "recipes" / f"{name}.yaml"
+        recipe, whole = load_recipe([base]), load_recipe([base, ROOT / "recipes" / "search_r1_full_eval.yaml"])
+        sets = [known for known in PUBLIC_SETS.values() if known.kind == "questions"]
+        assert set(recipe.eval.sets) == set(whole.eval.sets) == {known.name for known in sets}
+        for known in sets:
+            assert Path(whole.eval.sets[known.name].tasks[0].path or "").parts[-3:] == ("data", known.folder, f"{known.used[-1]}.jsonl")
+            assert whole.eval.sets[known.name].tasks[0].limit is None
+        assert recipe.tasks.train[0].path == str(Path.cwd() / "data" / "nq" / "train.jsonl")
+
+
+def test_two_nodes_have_sixteen_gpus_in_use():
+    for name in ("search_r1_nq", "search_r1_nq_grpo"):
+        recipe = load_recipe([ROOT / "recipes" / f"{name}.yaml", ROOT / "recipes" / "search_r1_nq_2nodes.yaml"])
+        booked = recipe.resources.engine_gpus * recipe.engine.replicas * recipe.engine.tensor_parallel
+        assert booked + recipe.resources.learner_gpus * recipe.learner.ranks == 16
+        assert recipe.run.ray_address == "auto"
 
 
 def test_the_gsm8k_recipe_has_verls_published_numbers():
