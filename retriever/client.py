@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import httpx
 import trio
 
-from retriever.transport import ResponseTooLarge, trio_client
+from retriever.transport import Answer, ResponseTooLarge, trio_client
 
 __all__ = ["Passage", "Retriever", "RetrieverClient", "RetrieverError", "RetrieverTimeout"]
 
@@ -109,7 +109,7 @@ class RetrieverClient:
         while True:
             wait_s = 0.0
             try:
-                response = await self._client.post("/retrieve", content=body, headers={"content-type": "application/json"})
+                response = await self._client.exchange("POST", "/retrieve", body, _JSON)
             except (ResponseTooLarge, httpx.UnsupportedProtocol) as error:
                 raise RetrieverError(f"the retriever at {self.url}: {error}") from error
             except httpx.TransportError as error:
@@ -129,10 +129,13 @@ class RetrieverClient:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _retry_after_s(response: httpx.Response) -> float:
+_JSON = {"content-type": "application/json"}
+
+
+def _retry_after_s(response: Answer) -> float:
     """What the server asks for; 0 where it says nothing, or gives a date."""
-    text = response.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() else 0.0
+    text = response.headers.get(b"retry-after", b"")
+    return float(text) if text.isdigit() else 0.0
 
 
 def _result(answer: bytes, expected: int, url: str) -> list[list[Any]]:
