@@ -10,6 +10,7 @@ __all__ = ["cautions"]
 def cautions(recipe: Recipe) -> list[str]:
     """Sentences that name a key, what it does and what to do instead."""
     algorithm, learner, lora, replay = recipe.algorithm, recipe.learner, recipe.model.lora, recipe.buffer.replay
+    engine = recipe.engine
     told = {
         "algorithm.train_on_observations: the policy is trained to write what the retriever says. An ablation (Search-R1 without its mask)": (
             algorithm.train_on_observations
@@ -24,6 +25,12 @@ def cautions(recipe: Recipe) -> list[str]:
         ),
         "buffer.replay: with reuse x fresh > 1 groups that wait for their next use grow old without end: set algorithm.max_token_age, or lower"
         " fresh": replay.reuse * replay.fresh > 1 and algorithm.max_token_age is None,
+        "engine.options and engine.environment are for SGLang servers that the run starts: they do nothing here": (
+            bool(engine.options or engine.environment) and (engine.kind == "embedded" or bool(engine.urls))
+        ),
+        "weights.pause in_place: tokens after an update attend to keys and values of older weights, so their log-probs are not exactly their"
+        " version's": recipe.weights.pause == "in_place",
+        "run.bind node: whoever reaches the ports of the run's servers can read and steer it. For private networks": recipe.run.bind == "node",
         "model.lora.dropout: the learner's log-probs then differ from the engine's by noise, which looks like staleness": (
             lora is not None and lora.dropout > 0
         ),

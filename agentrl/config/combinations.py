@@ -50,8 +50,8 @@ def _parts(recipe: Plain) -> str | None:
 
 def _lora(recipe: Plain) -> str | None:
     lora = recipe["model"]["lora"]
-    if lora is not None and lora["publish"] == "adapters" and recipe["engine"]["kind"] == "embedded":
-        return "model.lora.publish adapters: the embedded engine takes full weights only; set it to merged"
+    if lora is not None and lora["publish"] == "adapters":
+        return "model.lora.publish adapters: this version sends engines full weights only; set it to merged"
     if lora is not None and recipe["algorithm"]["kl"]["reference"] is not None:
         return "algorithm.kl.reference: with model.lora the reference is the model without its adapters; leave it out"
     return None

@@ -8,6 +8,8 @@ from typing import Any
 __all__ = ["unmet_conditions"]
 
 FIXED = {
+    "engine.kind": "embedded",  # SGLang's batches have the shapes they happen to have
+    "engine.urls": [],
     "engine.replicas": 1,
     "rollout.workers": 1,
     "rollout.max_staleness": 0,

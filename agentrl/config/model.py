@@ -78,7 +78,7 @@ class LoraRecipe(Section):
     target_modules: str | list[str] = "all-linear"
     """Names of the layers that get adapters, as peft takes them."""
     publish: Literal["merged", "adapters"] = "merged"
-    """What engines are sent: full weights with the adapters merged in, or the adapters alone, which the embedded engine does not take."""
+    """What engines are sent: full weights with the adapters merged in. `adapters`, those alone, is not there yet and refused."""
 
 
 class ModelRecipe(Section):

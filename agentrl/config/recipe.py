@@ -18,6 +18,7 @@ from agentrl.config.engine import EngineRecipe
 from agentrl.config.health import AlarmRecipe, HealthRecipe
 from agentrl.config.learner import CheckpointRecipe, CriticRecipe, LearnerRecipe, ScheduleRecipe
 from agentrl.config.model import Architecture, LoraRecipe, ModelRecipe, PrepareRecipe, TokenizerTraining, WarmStartRecipe
+from agentrl.config.placement import refused_placement
 from agentrl.config.rollout import LimitsRecipe, OverLongRecipe, RolloutRecipe
 from agentrl.config.run import EvalRecipe, EvalSet, MetricsRecipe, ResourcesRecipe, RunRecipe
 from agentrl.config.section import Section
@@ -110,7 +111,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Recipe:
-        if refused := refused_combination(self.model_dump()):
+        plain = self.model_dump()
+        if refused := refused_combination(plain) or refused_placement(plain):
             raise ValueError(refused)
         return self
 

@@ -11,6 +11,11 @@ from agentrl.config.tasks import TaskSource
 
 __all__ = ["EvalRecipe", "EvalSet", "MetricsRecipe", "ResourcesRecipe", "RunRecipe"]
 
+Role = Literal["buffer", "engine", "learner", "retriever", "worker"]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+_OURS = frozenset({"PYTHONPATH", "CUDA_VISIBLE_DEVICES"})
+
 
 class RunRecipe(Section):
     """Where and how long."""
@@ -18,9 +23,12 @@ class RunRecipe(Section):
     dir: str = "runs"
     """Runs are kept in `<dir>/<name>`."""
     launcher: Literal["ray", "local"] = "ray"
-    """What starts the processes: Ray, or plain subprocesses. All of them run on one machine."""
+    """What starts the processes: Ray, or plain subprocesses of this machine."""
     ray_address: str | None = None
-    """Address of a Ray that runs already; by default a private one is started."""
+    """Address of a Ray that runs already (`auto`, `host:port`); by default a private one is started on this machine. `--address` sets it, too."""
+    bind: Literal["loopback", "node"] = "loopback"
+    """Where servers listen. `node`: at the address that their machine has in the Ray cluster, which a run over several machines needs. Whoever
+    reaches those ports can read and steer the run: give it a private network."""
     steps: Positive | None = None
     """End after this many steps. Exactly one of steps, epochs and hours is set."""
     epochs: Annotated[float, Field(gt=0.0)] | None = None
@@ -78,10 +86,10 @@ class MetricsRecipe(Section):
 
 
 class ResourcesRecipe(Section):
-    """What the processes are placed on (Ray). CPUs are shares Ray books, not limits."""
+    """What the processes are placed on. CPUs are shares that Ray books, not limits. GPUs are counted out to processes by both launchers."""
 
     engine_gpus: Annotated[float, Field(ge=0)] = 0
-    """Per engine."""
+    """Per engine: engine.tensor_parallel of them, or a share of one."""
     learner_gpus: Annotated[float, Field(ge=0)] = 0
     """Per rank."""
     engine_cpus: Annotated[float, Field(ge=0)] = 0
@@ -90,5 +98,19 @@ class ResourcesRecipe(Section):
     """Per rank."""
     worker_cpus: Annotated[float, Field(ge=0)] = 0
     """Per worker."""
+    retriever_gpus: Annotated[float, Field(ge=0)] = 0
+    """Of the retriever."""
+    retriever_cpus: Annotated[float, Field(ge=0)] = 0
+    """Of the retriever."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack`: on as few nodes as possible. `spread`: on as many."""
+    environment: dict[Role, dict[EnvironmentName, str]] = {}
+    """Environment variables by role (buffer, engine, learner, retriever, worker), for example `engine: {NCCL_DEBUG: INFO}`. A process whose
+    variables are others does not start."""
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> ResourcesRecipe:
+        for role, variables in self.environment.items():
+            if taken := sorted(_OURS & variables.keys()):
+                raise ValueError(f"resources.environment.{role}: {taken[0]} is set by agentrl itself; leave it out")
+        return self

@@ -28,6 +28,7 @@ _ALWAYS: dict[str, Any] = {
     "run.epochs": None,
     "run.hours": None,
     "run.ray_address": None,
+    "run.bind": "loopback",
     "model.path": None,
     "model.dtype": "float32",
     "model.attention": "sdpa",
@@ -40,6 +41,9 @@ _ALWAYS: dict[str, Any] = {
     "engine.device": "cpu",
     "engine.threads": 1,
     "engine.python": None,
+    "engine.tensor_parallel": 1,
+    "engine.api_key_variable": None,
+    "engine.admin_key_variable": None,
     "rollout.workers": 1,
     "rollout.concurrency": 32,
     "learner.ranks": 1,
@@ -56,6 +60,8 @@ _ALWAYS: dict[str, Any] = {
     "resources.engine_cpus": 0,
     "resources.learner_cpus": 0,
     "resources.worker_cpus": 0,
+    "resources.retriever_gpus": 0,
+    "resources.retriever_cpus": 0,
     "resources.placement": "pack",
 }
 

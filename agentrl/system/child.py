@@ -16,7 +16,7 @@ import signal
 import sys
 from typing import Any
 
-from agentrl.errors import Failure
+from agentrl.errors import ConfigError, Failure
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
 __all__ = ["READY_FD", "die_with_parent", "main", "redirect_output", "run_role"]
@@ -30,8 +30,16 @@ def run_role(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     """Run the program of `spec.role` to its end."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    _require_environment(spec)
     program = importlib.import_module(f"agentrl.system.roles.{spec.role}")
     program.main(spec, on_ready, stop)
+
+
+def _require_environment(spec: ProcessSpec) -> None:
+    """A cluster may have passed on other variables than the recipe's."""
+    for name, value in spec.environment.items():
+        if (found := os.environ.get(name)) != value:
+            raise ConfigError(f"resources.environment.{spec.role}.{name} is {value!r}, and in {spec.name} it is {found!r}")
 
 
 def redirect_output(spec: ProcessSpec) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import trio
 
 from agentrl.errors import Failure, ProcessDied
+from agentrl.system.address import LOOPBACK, free_port
 from agentrl.system.child import READY_FD
+from agentrl.system.gpus import GPUs, visible_gpus
 from agentrl.system.process import Exit, ProcessSpec
 
 __all__ = ["LocalLauncher", "LocalProcess"]
@@ -28,6 +30,7 @@ class LocalLauncher:
     def __init__(self, *, python_path: str = "") -> None:
         self._environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
         self._started: list[LocalProcess] = []
+        self._gpus: GPUs | None = None  # looked for when first asked for
 
     async def __aenter__(self) -> LocalLauncher:
         return self
@@ -46,7 +49,7 @@ class LocalLauncher:
             [sys.executable, "-m", "agentrl.system.child"],
             stdin=subprocess.PIPE,
             pass_fds=(send,),
-            env=self._environment | {READY_FD: str(send)},
+            env=self._environment | self._gpus_of(spec) | spec.environment | {READY_FD: str(send)},
             start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
         )
         os.close(send)
@@ -56,6 +59,16 @@ class LocalLauncher:
         process = LocalProcess(spec=spec, popen=popen, messages=_Lines(trio.lowlevel.FdStream(receive)))
         self._started.append(process)
         return process
+
+    def _gpus_of(self, spec: ProcessSpec) -> dict[str, str]:
+        if not spec.gpus:
+            return {}
+        self._gpus = self._gpus or GPUs(visible_gpus())
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus.take(spec.name, spec.gpus))}
+
+    async def rendezvous(self, name: str) -> str:
+        """Where the group of processes meets whose first is `name`: `host:port`, at that process's machine."""
+        return f"{LOOPBACK}:{free_port()}"
 
 
 @dataclass

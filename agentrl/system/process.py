@@ -46,6 +46,8 @@ class ProcessSpec:
     payload: dict[str, Any] = field(default_factory=dict)  # what this role needs besides: URLs, ports, directories
     cpus: float = 0.0
     gpus: float = 0.0
+    ready_deadline_s: float = 600.0  # loading a large model takes minutes
+    environment: dict[str, str] = field(default_factory=dict)  # variables of the recipe for this role
 
     @property
     def name(self) -> str:
@@ -127,6 +129,9 @@ class Launcher(Protocol):
 
     async def start(self, spec: ProcessSpec) -> Process:
         """Start a process; returns before it is ready."""
+
+    async def rendezvous(self, name: str) -> str:
+        """Where the group of processes meets whose first is `name`: `host:port`, at that process's machine."""
 
 
 class StopSignal:

@@ -15,11 +15,12 @@ from typing import Any, cast
 import ray
 import trio
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from agentrl.config.recipe import Recipe
-from agentrl.errors import Failure, ProcessDied
-from agentrl.system.process import Exit, ProcessSpec, StopSignal
+from agentrl.errors import ConfigError, Failure, ProcessDied
+from agentrl.system.address import LOOPBACK, free_port
+from agentrl.system.process import Exit, ProcessSpec, Role, StopSignal
 
 __all__ = ["RayLauncher", "RayProcess", "RoleActor"]
 
@@ -48,10 +49,28 @@ class RayLauncher:
     async def start(self, spec: ProcessSpec) -> RayProcess:
         """Create the actor and start its program."""
         options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "name": f"{self._recipe.name}-{spec.name}-{spec.incarnation}"}
-        if spec.name in self._bundles:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[spec.name])
+        if spec.environment:
+            options["runtime_env"] = {"env_vars": spec.environment}
+        if (strategy := self._strategy(spec.name)) is not None:
+            options["scheduling_strategy"] = strategy
         actor = cast(Any, RoleActor).options(**options).remote()
         return RayProcess(spec=spec, actor=actor, running=actor.run.remote(spec.to_json()))
+
+    async def rendezvous(self, name: str) -> str:
+        """Where the group of processes meets whose first is `name`: `host:port`, at that process's machine."""
+        if self._recipe.run.bind == "loopback":
+            return f"{LOOPBACK}:{free_port()}"
+        at = _here.options(num_cpus=0, scheduling_strategy=self._strategy(name) or "DEFAULT").remote()
+        address: str = await _result(at)
+        return address
+
+    def _strategy(self, name: str) -> PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | None:
+        """Where a process goes: to what is booked for it; the buffer, whose journal is a file, to the driver's machine; others anywhere."""
+        if name in self._bundles:
+            return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[name])
+        if name.startswith(Role.BUFFER):
+            return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return None
 
     def _open(self) -> None:
         self._attached = ray.is_initialized()
@@ -67,7 +86,17 @@ class RayLauncher:
                 runtime_env=environment or None,
                 **resources,
             )
+        self._require_reach()
         self._place()
+
+    def _require_reach(self) -> None:
+        """Servers that listen on loopback are reached on their own machine only."""
+        machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        if len(machines) > 1 and self._recipe.run.bind == "loopback":
+            raise ConfigError(
+                f"the Ray cluster has {len(machines)} machines, and with run.bind loopback its processes cannot reach each other: set run.bind=node"
+                " (on a private network: whoever reaches the servers can steer the run), or run on one machine without run.ray_address"
+            )
 
     def _place(self) -> None:
         """Book what the recipe asks for, all or nothing, so that half a run never holds a cluster."""
@@ -94,6 +123,7 @@ def _bundles(recipe: Recipe) -> list[tuple[str, dict[str, float]]]:
     wanted = [(f"engine-{i}", resources.engine_cpus, resources.engine_gpus) for i in range(recipe.engine.replicas)]
     wanted += [(f"learner-{i}", resources.learner_cpus, resources.learner_gpus) for i in range(recipe.learner.ranks)]
     wanted += [(f"worker-{i}", resources.worker_cpus, 0.0) for i in range(recipe.rollout.workers)]
+    wanted += [("retriever-0", resources.retriever_cpus, resources.retriever_gpus)]
     return [(name, {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}) for name, cpus, gpus in wanted if cpus or gpus]
 
 
@@ -105,6 +135,13 @@ def _quiet() -> None:
     """A private Ray says nothing on the terminal and reports nothing to anybody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+@ray.remote  # type: ignore[untyped-decorator]
+def _here() -> str:
+    """The address of the machine that this is run on, with a port that is free there."""
+    address = ray.util.get_node_ip_address()
+    return f"{address}:{free_port(address)}"
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=_CONCURRENT_CALLS)

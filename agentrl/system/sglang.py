@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import httpx
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import Abilities, EngineKeys
 from agentrl.errors import ConfigError, EngineUnavailable
+from agentrl.system.address import LOOPBACK, free_port
 from agentrl.system.guardian import guarded
 
 __all__ = ["SGLangServer", "installed_version", "launch_command", "launch_environment", "require_abilities", "require_sglang"]
@@ -133,9 +132,9 @@ class SGLangServer:
     guardian: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, recipe: Recipe, model_dir: Path, *, log: Path, host: str = "127.0.0.1") -> SGLangServer:
+    def start(cls, recipe: Recipe, model_dir: Path, *, log: Path, host: str = LOOPBACK) -> SGLangServer:
         """Start a server on a free port; returns before it is ready."""
-        port = _free_port(host)
+        port = free_port(host)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             guardian = subprocess.Popen(
@@ -197,10 +196,3 @@ def _plain_environment() -> dict[str, str]:
 
 def _cores(first: int, count: int) -> str:
     return ",".join(str(core) for core in range(first, first + count))
-
-
-def _free_port(host: str) -> int:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -19,6 +19,7 @@ from agentrl.data.sources import load_tasks
 from agentrl.env import Observation, Segment
 from agentrl.metrics.evaluation import Decode, write_evaluation
 from agentrl.rollout.tokens import TokenEncoder
+from agentrl.system.address import bind_address
 from agentrl.system.http import serve_app
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.types import Task
@@ -43,7 +44,7 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
         run=spec.payload["run_incarnation"],
         on_evaluation=partial(_report, run_dir / "eval", encoder.decode),
     )
-    serve_app(create_app(buffer), on_ready=on_ready, stop=stop)
+    serve_app(create_app(buffer), on_ready=on_ready, stop=stop, host=bind_address(recipe))
 
 
 def _training_order(recipe: Recipe, encoder: TokenEncoder) -> TaskOrder | CurriculumOrder:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import EngineUnavailable
+from agentrl.system.address import bind_address
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
 __all__ = ["main"]
@@ -31,7 +32,7 @@ def _serve_embedded(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready
         dtype=recipe.model.dtype,
         deterministic=recipe.run.deterministic,
     )
-    serve_app(server.app, on_ready=on_ready, stop=stop)
+    serve_app(server.app, on_ready=on_ready, stop=stop, host=bind_address(recipe))
 
 
 def _serve_sglang(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready: OnReady, stop: StopSignal) -> None:
@@ -44,7 +45,7 @@ def _serve_sglang(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready: 
         stopped = True
         server.stop()
 
-    with SGLangServer.start(recipe, model_dir, log=spec.log.with_suffix(".sglang.log")) as server:
+    with SGLangServer.start(recipe, model_dir, log=spec.log.with_suffix(".sglang.log"), host=bind_address(recipe)) as server:
         stop.subscribe(end)
         server.wait_ready(recipe.engine.start_deadline_s)
         on_ready({"url": server.url})

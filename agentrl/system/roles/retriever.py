@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError, ProcessDied
+from agentrl.system.address import bind_address
 from agentrl.system.child import die_with_parent
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
@@ -44,4 +45,6 @@ def serve_command(recipe: Recipe) -> list[str]:
     assert source is not None
     flags = ["--cache", str(Path(recipe.run.dir) / ".cache" / "index")] if retriever.corpus else []
     flags += ["--deterministic"] if recipe.run.deterministic else []
+    if recipe.run.bind == "node":
+        flags += ["--host", bind_address(recipe), "--unsafe-allow-remote"]  # asked for, with what it means, by run.bind
     return [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk), *flags]

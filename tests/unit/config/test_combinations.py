@@ -20,7 +20,7 @@ BASE = {
         ({"algorithm": {"advantage": {"estimator": "gae"}}}, "needs a critic"),
         ({"critic": {}}, "grpo does not use it"),
         ({"algorithm": {"gae_over_observations": True}}, "there is no critic"),
-        ({"model": {"path": "m", "lora": {"publish": "adapters"}}}, "the embedded engine takes full weights only"),
+        ({"model": {"path": "m", "lora": {"publish": "adapters"}}}, "sends engines full weights only"),
         ({"model": {"path": "m", "lora": {}}, "algorithm": {"kl": {"where": "loss", "reference": "r"}}}, "without its adapters"),
         (
             {"algorithm": {"advantage": {"estimator": "gdpo", "options": {"parts": ["a"]}}, "kl": {"where": "reward"}}},

@@ -23,7 +23,7 @@ def test_the_document_is_what_the_models_render() -> None:
         "### `rollout.limits`",
         "### `tasks.train[]`",
         "### `eval.sets.<name>.tasks[]`",
-        "| `launcher` | `ray`, `local` | `ray` | What starts the processes: Ray, or plain subprocesses. All of them run on one machine. |",
+        "| `launcher` | `ray`, `local` | `ray` | What starts the processes: Ray, or plain subprocesses of this machine. |",
         "| `fresh` | number >= 0 and <= 1 | `1.0` | At least this share of a batch's groups is new. |",
         "| `betas` | a list of 2 numbers | `[0.9, 0.999]` | AdamW's. |",
         "| `tasks` | a section | required | See `tasks`. |",

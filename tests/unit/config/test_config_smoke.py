@@ -20,7 +20,7 @@ warm_start: {rows: demos.jsonl}
 tasks: {train: [{path: "hub:org/set"}, {path: more.jsonl, limit: 4}]}
 env: {factory: "my:Env"}
 retriever: {index: /data/wiki-index}
-engine: {kind: sglang, replicas: 4, urls: ["http://a:1"], device: cuda, options: {mem: 0.8}}
+engine: {kind: sglang, replicas: 4, device: cuda, options: {mem: 0.8}}
 rollout: {workers: 8, group_size: 5, limits: {completion_tokens: 20}}
 learner: {ranks: 4, groups_per_batch: 512, mini_batches: 10, learning_rate: 1e-6, device: cuda}
 eval: {every: 50, sets: {held: {tasks: [{path: held.jsonl}], n: 4, temperature: 1.0}}}

@@ -1,0 +1,53 @@
+"""Engines and resources that do not fit together, or would do nothing, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["refused_placement"]
+
+Plain = Mapping[str, Any]  # a recipe as a map of sections
+
+
+def refused_placement(recipe: Plain) -> str | None:
+    """What does not fit and what to do about it; None where everything does."""
+    return next((refused for check in (_embedded, _attached, _gpus, _bind, _retriever) if (refused := check(recipe))), None)
+
+
+def _embedded(recipe: Plain) -> str | None:
+    if recipe["engine"]["kind"] == "embedded" and recipe["engine"]["tensor_parallel"] > 1:
+        return "engine.tensor_parallel is for SGLang servers, and engine.kind is embedded: leave it out, or set engine.kind=sglang"
+    return None
+
+
+def _attached(recipe: Plain) -> str | None:
+    engine, resources = recipe["engine"], recipe["resources"]
+    if not engine["urls"]:
+        return None
+    if engine["replicas"] > 1 or engine["tensor_parallel"] > 1:
+        return "engine.replicas and tensor_parallel do nothing beside engine.urls: those servers run already. Leave them out"
+    if resources["engine_gpus"] or resources["engine_cpus"]:
+        return "resources.engine_gpus and engine_cpus do nothing beside engine.urls: those servers run already. Leave them out"
+    return None
+
+
+def _gpus(recipe: Plain) -> str | None:
+    engine, gpus = recipe["engine"], recipe["resources"]["engine_gpus"]
+    if engine["device"] == "cuda" and engine["tensor_parallel"] > 1 and gpus not in (0, engine["tensor_parallel"]):
+        return f"engine.tensor_parallel is {engine['tensor_parallel']}, and resources.engine_gpus {gpus:g}: it needs as many as that"
+    return None
+
+
+def _bind(recipe: Plain) -> str | None:
+    if recipe["run"]["bind"] == "node" and recipe["run"]["launcher"] == "local":
+        return "run.bind node is for runs over several machines, and run.launcher local has one: leave it out, or set run.launcher=ray"
+    return None
+
+
+def _retriever(recipe: Plain) -> str | None:
+    resources, retriever = recipe["resources"], recipe["retriever"]
+    booked = resources["retriever_gpus"] or resources["retriever_cpus"]
+    if booked and (retriever is None or retriever["url"] is not None):
+        return "resources.retriever_gpus and retriever_cpus do nothing: this run starts no retriever. Leave them out"
+    return None
