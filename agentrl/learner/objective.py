@@ -76,7 +76,9 @@ class Objective:
         )
         token_losses = self.bound.losses(inputs)
         policy = aggregate(token_losses.values_BT, mask_RT, how=how, denominators=denominators)
-        loss = policy - self.entropy_coefficient * aggregate(entropy_RT, mask_RT, how=how, denominators=denominators)
+        loss = policy
+        if self.entropy_coefficient:  # without a bonus the entropy's gradient is not computed at all
+            loss = policy - self.entropy_coefficient * aggregate(entropy_RT, mask_RT, how=how, denominators=denominators)
         kl = torch.zeros_like(policy)
         if algorithm.kl.where == "loss":
             kl = aggregate(kl_estimate(algorithm.kl.estimate, logp_RT, micro.reference_RT), mask_RT, how=how, denominators=denominators)
