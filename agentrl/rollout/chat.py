@@ -49,6 +49,30 @@ class ChatTemplate:
             source = {entry["name"]: entry["template"] for entry in source}.get("default")
         return None if source is None else cls(source, special_tokens(settings))
 
+    def divergence(self, first: str, later: str | None, *, reply: str, turns: int = 3) -> tuple[str, str] | None:
+        """Where the template, given a whole conversation, writes another text than turn by turn: its text and ours; None where it never does.
+
+        A server that renders messages shows the model the first, an episode the second. Equal at every number of turns, each text is the
+        start of the next.
+
+        Args:
+            first: the role of the first message; `later`: of those that answer the assistant. None: the template writes none of those.
+            reply: what the assistant says in every turn.
+        """
+        messages = [{"role": first, "content": "message 0"}]
+        before, after = self.opening(first)
+        ours = f"{before}message 0{after}"
+        for turn in range(1, turns + 1):
+            whole = self._render(messages)
+            if whole != ours:
+                return whole, ours
+            if later is None:
+                return None
+            before, after = self.following(later)
+            ours += f"{reply}{before}message {turn}{after}"
+            messages += [{"role": "assistant", "content": reply}, {"role": later, "content": f"message {turn}"}]
+        return None
+
     def _opening(self, role: str) -> Wrapping:
         """Around the first message, `role`'s."""
         text = self._render([{"role": role, "content": _CONTENT}])
