@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -37,8 +39,12 @@ class Draws:
         self.temperatures[rows] = torch.tensor([each.temperature for each in params], device=self.temperatures.device)
 
     def uniforms(self, rows: int) -> Tensor:
-        """The uniform numbers of the first `rows` rows. fp64 [rows]"""
-        return torch.from_numpy(uniforms(self.seeds[:rows], self.positions[:rows])).to(self.temperatures.device)
+        """The uniform numbers of the first `rows` rows, on the host. fp64 [rows]"""
+        return torch.from_numpy(uniforms(self.seeds[:rows], self.positions[:rows]))
+
+    def advance(self, rows: int) -> None:
+        """The first `rows` rows have drawn."""
+        self.positions[:rows] += np.uint64(1)
 
 
 class Lanes:
@@ -75,4 +81,12 @@ class Lanes:
         rows = len(tokens)
         self.tokens[:rows] = tokens
         self.positions[:rows] += self._steps[:rows]
-        self.draws.positions[:rows] += np.uint64(1)
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """No sequence runs inside, and afterwards all is as it was: a step taken inside writes to the idle column and changes nothing."""
+        kept = [lane.clone() for lane in (self.tokens, self.positions)]
+        self.positions.fill_(self._idle_position)
+        yield
+        for lane, before in zip((self.tokens, self.positions), kept, strict=True):
+            lane.copy_(before)
