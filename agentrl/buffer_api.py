@@ -23,11 +23,13 @@ from agentrl import errors
 from agentrl.errors import AgentRLError, BufferUnavailable, Failure, JournalError, ReplayBufferError, StaleIncarnation, WireError
 from agentrl.types import CloseCause, Task, Ticket, Trajectory
 from agentrl.wire import decode_task, decode_ticket, encode_task, encode_ticket, pack, unpack
-from retriever.transport import trio_client
+from retriever.transport import Answer, TrioClient, trio_client
 
 __all__ = [
     "BatchGrant",
     "BufferClient",
+    "EngineEntry",
+    "EngineRoster",
     "EvaluationResult",
     "Grant",
     "JournalMark",
@@ -57,7 +59,7 @@ class BufferClient:
     the error the buffer names (`ReplayBufferError`, `CheckpointError`, `WireError`, ...) where it refused.
     """
 
-    def __init__(self, url: str, *, role: str, index: int, incarnation: int, deadline_s: float = 30.0, http: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, url: str, *, role: str, index: int, incarnation: int, deadline_s: float = 30.0, http: TrioClient | None = None) -> None:
         self._url, self._deadline_s = url.rstrip("/"), deadline_s
         self._caller = {"role": str(role), "index": index, "incarnation": incarnation}
         self._own = None if http is not None else trio_client(max_connections=CONNECTIONS)
@@ -145,12 +147,36 @@ class BufferClient:
         return bool(await self._call("heartbeat", {"note": dict(note)}))
 
     async def register(self, *, role: str, index: int, incarnation: int, url: str = "") -> None:
-        """Announce a process before it works (driver only). Closes the open tickets of older incarnations of a worker as lost."""
+        """Announce a process before it works (driver only). Closes the open tickets of older incarnations of a worker as lost.
+
+        Args:
+            url: of an engine that answers: from now on it is on the roster, fenced until `engine_current`.
+        """
         await self._call("register", {"who": [str(role), index, incarnation], "url": url})
 
     async def worker_died(self, index: int) -> None:
         """Close the open tickets of worker `index` as lost (driver only)."""
         await self._call("worker_died", {"worker": index})
+
+    async def engine_died(self, index: int, incarnation: int) -> None:
+        """Take an engine off the roster (driver only). Of a newer incarnation nothing is changed."""
+        await self._call("engine_died", {"engine": [index, incarnation]})
+
+    async def engine_current(self, index: int, incarnation: int, version: int) -> bool:
+        """Say that an engine holds `version`, the newest that is published (learner only). False: it is gone, or there anew."""
+        return bool(await self._call("engine_current", {"engine": [index, incarnation], "version": version}))
+
+    async def engine_fenced(self, index: int, incarnation: int, reason: str, *, give_up: bool = False) -> bool:
+        """Say that no episode may sit at an engine, and why (learner only). False: it is gone, or there anew.
+
+        Args:
+            give_up: the learner cannot bring it to the newest version: the driver restarts it, where it is the run's own.
+        """
+        return bool(await self._call("engine_fenced", {"engine": [index, incarnation], "reason": reason, "give_up": give_up}))
+
+    async def engines(self, *, after: int, wait_s: float) -> EngineRoster:
+        """The engines that live, as soon as the roster has another revision than `after` (0: it has changed at all), or after `wait_s`."""
+        return EngineRoster.from_plain(await self._call("engines", {"after": after}, wait_s=wait_s))
 
     async def stop(self, reason: str) -> None:
         """End the run here: no more tickets and no more batches."""
@@ -177,20 +203,50 @@ class BufferClient:
         with trio.CancelScope(deadline=began + self._deadline_s + wait_s) as scope:
             while True:
                 try:
-                    response = await self._http.post(f"{self._url}/{name}", content=content)
+                    answer = await self._http.exchange("POST", f"{self._url}/{name}", content)
                 except httpx.TransportError as error:
                     trouble = f"{type(error).__name__}: {error}"
                 else:
-                    if response.status_code < 500:
-                        return _answer(name, response)
-                    kind, text = _error(response)
-                    trouble = f"HTTP {response.status_code}: {text}"
+                    if answer.status_code < 500:
+                        return _reply(name, answer)
+                    kind, text = _error(answer)
+                    trouble = f"HTTP {answer.status_code}: {text}"
                     if kind == JournalError.__name__:  # it lives, and waits for its disk
                         scope.deadline = min(trio.current_time() + pause_s + self._deadline_s, began + DISK_PATIENCE_S)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         waited_s = trio.current_time() - began
         raise BufferUnavailable(f"{name}: the buffer at {self._url} gave no answer within {waited_s:.1f} s; last: {trouble}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineEntry:
+    """An engine that lives."""
+
+    index: int
+    incarnation: int
+    url: str
+    version: int | None = None  # it holds, as far as the learner knows
+    current: bool = False  # that is the newest one; else the engine is fenced: no episode sits at it
+    reason: str = ""  # why it is fenced, where something went wrong
+    given_up: bool = False  # the learner cannot bring it to the newest version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRoster:
+    """The answer to `engines`: all engines that live, by index."""
+
+    revision: int
+    engines: tuple[EngineEntry, ...]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As a plain map."""
+        return {"revision": self.revision, "engines": [asdict(engine) for engine in self.engines]}
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> EngineRoster:
+        """Of `to_plain`."""
+        return cls(revision=value["revision"], engines=tuple(EngineEntry(**engine) for engine in value["engines"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,22 +401,22 @@ class EvaluationResult:
     rows: tuple[tuple[Task, Trajectory | CloseCause], ...]  # each wanted sample in (task, k) order: its trajectory, or why it has none
 
 
-def _answer(name: str, response: httpx.Response) -> Any:
-    if response.status_code == 200:
-        return unpack(response.content)
-    kind, text = _error(response)
-    if response.status_code == 409:
+def _reply(name: str, answer: Answer) -> Any:
+    if answer.status_code == 200:
+        return unpack(answer.content)
+    kind, text = _error(answer)
+    if answer.status_code == 409:
         raise StaleIncarnation(text)
     error = getattr(errors, kind, None)
     if isinstance(error, type) and issubclass(error, AgentRLError):
         raise error(text)
-    raise ReplayBufferError(f"{name}: HTTP {response.status_code}: {text}")
+    raise ReplayBufferError(f"{name}: HTTP {answer.status_code}: {text}")
 
 
-def _error(response: httpx.Response) -> tuple[str, str]:
+def _error(answer: Answer) -> tuple[str, str]:
     """(kind, text) of an error response, ("", its beginning as text) where it is not one of ours."""
     try:
-        body = unpack(response.content)
+        body = unpack(answer.content)
         return str(body["kind"]), str(body["error"])
     except (WireError, TypeError, KeyError):
-        return "", response.text[:200]
+        return "", answer.text[:200]

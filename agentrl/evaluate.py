@@ -11,8 +11,8 @@ import trio
 
 from agentrl.config.paths import require_files
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.engine_api import EngineClient, EngineKeys
+from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable
 from agentrl.metrics.console import Console
 from agentrl.system.build import Cluster, environment_file, refuse_unsupported, start_processes
 from agentrl.system.driver import EVENTS_POLL_S, console_of, make_launcher, told
@@ -84,7 +84,8 @@ class _Evaluation:
             )
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
-                await _load(cluster, self.model_dir)
+                keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
+                nursery.start_soon(_keep_loaded, cluster, self.model_dir, keys)
                 await self._follow(cluster)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
@@ -110,13 +111,32 @@ class _Evaluation:
                     return
 
 
-async def _load(cluster: Cluster, model_dir: Path) -> None:
-    """Bring every engine to the model under one version, as the learner does in a run."""
-    version = await cluster.buffer.reserve_version(reason="initial")
-    for index, url in enumerate(cluster.engines):
-        async with EngineClient(url, index) as engine:
-            await engine.update_from_disk(str(model_dir), version=version, deadline_s=_LOAD_DEADLINE_S)
-    await cluster.buffer.version_published(version=version, engines=list(range(len(cluster.engines))), seconds=0.0, bytes=0)
+async def _keep_loaded(cluster: Cluster, model_dir: Path, keys: EngineKeys) -> None:
+    """Bring every engine to the model under one version, as the learner does in a run.
+
+    consumes      the buffer's roster of engines
+    produces      current engines; the version's publication, when all of the first ones have it
+    waits for     a change of the roster, or an engine's loading
+    unblocked by  cancellation at the end of the evaluation
+    """
+    version, revision, published = await cluster.buffer.reserve_version(reason="initial"), 0, False
+    while True:
+        roster = await cluster.buffer.engines(after=revision, wait_s=EVENTS_POLL_S)
+        revision = roster.revision
+        for entry in roster.engines:
+            if entry.current or entry.given_up:
+                continue
+            try:
+                async with EngineClient(entry.url, entry.index, keys=keys) as engine:
+                    await engine.update_from_disk(str(model_dir), version=version, deadline_s=_LOAD_DEADLINE_S)
+            except EngineUnavailable as error:  # it has died, or is to be restarted
+                await cluster.buffer.engine_fenced(entry.index, entry.incarnation, str(error), give_up=True)
+            else:
+                await cluster.buffer.engine_current(entry.index, entry.incarnation, version)
+        current = [entry.index for entry in (await cluster.buffer.engines(after=0, wait_s=0.0)).engines if entry.current]
+        if current and not published:
+            await cluster.buffer.version_published(version=version, engines=current, seconds=0.0, bytes=0)
+            published = True
 
 
 def _said(name: str, numbers: dict[str, Any], directory: Path) -> str:

@@ -57,8 +57,10 @@ _CHANGES = (
     *("close_tickets", "batch_trained", "reserve_version", "version_published", "version_superseded", "checkpoint_committed"),
     *("rollback", "register", "worker_died", "stop", "fail"),
 )
-_QUESTIONS = ("take_tickets", "take_batch", "sync_journal", "heartbeat", "status", "events")  # nobody waits for what these change
-_UNRECORDED = ("heartbeat", "status")  # answered also while the journal cannot be written
+_ROSTER_CHANGES = ("engine_died", "engine_current", "engine_fenced")  # and `register`
+# Nobody waits for what these change, but for the roster, which has a signal of its own.
+_QUESTIONS = ("take_tickets", "take_batch", "sync_journal", "heartbeat", "status", "events", "engines", *_ROSTER_CHANGES)
+_UNRECORDED = ("heartbeat", "status", "engines", *_ROSTER_CHANGES)  # answered also while the journal cannot be written
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
@@ -71,6 +73,7 @@ class _Server:
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
         self._changed = asyncio.Event()  # replaced at every change: see `_wake`
+        self._roster_changed = asyncio.Event()  # replaced when the roster changes, which is seldom: every worker waits for it
         self._append = asyncio.Event()  # something waits to be written
         self._written: asyncio.Future[None] | None = None  # of the next write
         self._acknowledged = buffer.journal.written  # bytes of the journal
@@ -160,9 +163,39 @@ class _Server:
     async def register(self, caller: Caller, body: Body) -> Any:
         role, index, incarnation = body["who"]
         self._buffer.register(role=role, index=index, incarnation=incarnation, url=body["url"])
+        self._wake_roster()
 
     async def worker_died(self, caller: Caller, body: Body) -> Any:
         self._buffer.worker_died(body["worker"])
+
+    async def engine_died(self, caller: Caller, body: Body) -> Any:
+        index, incarnation = body["engine"]
+        self._buffer.engines.dead(index, incarnation)
+        self._wake_roster()
+
+    async def engine_current(self, caller: Caller, body: Body) -> Any:
+        index, incarnation = body["engine"]
+        told = self._buffer.engines.current(index, incarnation, int(body["version"]))
+        self._wake_roster()
+        return told
+
+    async def engine_fenced(self, caller: Caller, body: Body) -> Any:
+        index, incarnation = body["engine"]
+        told = self._buffer.engines.fenced(index, incarnation, str(body["reason"]), give_up=bool(body["give_up"]))
+        self._wake_roster()
+        return told
+
+    async def engines(self, caller: Caller, body: Body) -> Any:
+        after = int(body["after"])
+        deadline = _deadline(body)
+        while (roster := self._buffer.engines.roster).revision == after:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._roster_changed.wait()
+            except TimeoutError:
+                break
+            self._buffer.check(caller)
+        return roster.to_plain()
 
     async def stop(self, caller: Caller, body: Body) -> Any:
         self._buffer.stop(body["reason"])
@@ -240,10 +273,14 @@ class _Server:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def _wake_roster(self) -> None:
+        """Wake those who wait for the roster, which may have changed."""
+        changed, self._roster_changed = self._roster_changed, asyncio.Event()
+        changed.set()
+
     async def _poll(self, caller: Caller, attempt: Callable[[], T | None], body: Body) -> T | None:
         """What `attempt` finds, tried again at every change for at most `wait_s`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(float(body["wait_s"]), LONGEST_WAIT_S)
+        deadline = _deadline(body)
         while True:
             changed = self._changed
             self._buffer.check(caller)  # it may have been replaced while it waited: what it takes would be lost
@@ -274,6 +311,11 @@ class _Server:
 
 def _caller(body: Body) -> Caller:
     return Caller(role=str(body["role"]), index=int(body["index"]), incarnation=int(body["incarnation"]))
+
+
+def _deadline(body: Body) -> float:
+    """The end of a long poll, by the loop's clock."""
+    return asyncio.get_running_loop().time() + min(float(body["wait_s"]), LONGEST_WAIT_S)
 
 
 def _settle(written: asyncio.Future[None] | None, error: JournalError | None) -> None:

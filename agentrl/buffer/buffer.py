@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from agentrl.buffer import journal as journals
 from agentrl.buffer.batches import within
+from agentrl.buffer.engines import Engines
 from agentrl.buffer.evaluation import FINAL, INITIAL, PERIODIC
 from agentrl.buffer.filters import Judge
 from agentrl.buffer.journal import Journal
@@ -37,6 +38,7 @@ __all__ = ["BufferSettings", "Caller", "EvalSettings", "ReplayBuffer"]
 
 EvaluationHook = Callable[[EvaluationResult], Mapping[str, Any]]
 T = TypeVar("T")
+ENGINE = "engine"  # the role whose incarnations are on the roster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,7 @@ class ReplayBuffer:
         self._adaptive = tasks if isinstance(tasks, AdaptiveOrder) else None
         self._heartbeats: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
         self._directory = directory
+        self.engines = Engines()
         self.journal = Journal(directory, incarnation=incarnation, segment_bytes=settings.segment_bytes, lock_deadline_s=lock_deadline_s)
         try:
             self.state = self._fold(keep=settings.keep_checkpoints)
@@ -119,6 +122,8 @@ class ReplayBuffer:
     def register(self, *, role: str, index: int, incarnation: int, url: str = "") -> None:
         """A process is about to work. Open tickets of older incarnations of a worker are lost; of role "driver", all of before.
 
+        An older incarnation of an engine leaves the roster; one with a URL answers, and is on it.
+
         Raises:
             StaleIncarnation: a newer one is registered.
         """
@@ -126,6 +131,10 @@ class ReplayBuffer:
         known = (self.state.incarnations.get((role, index)), self.state.urls.get((role, index)))
         if known != (incarnation, url):
             self._write(IncarnationBegun(t=self._clock(), role=role, index=index, incarnation=incarnation, url=url))
+        if role == ENGINE:
+            self.engines.dead(index, incarnation - 1)
+            if url:
+                self.engines.live(index, incarnation, url)
         self._supply.lose_outdated()
         self._advance()
 
@@ -235,7 +244,7 @@ class ReplayBuffer:
 
     def status(self) -> dict[str, Any]:
         """All counters, plain."""
-        return status(self.state, self.journal, self._heartbeats, self._clock())
+        return status(self.state, self.journal, self._heartbeats, self._clock()) | {"engines": self.engines.roster.to_plain()["engines"]}
 
     # -- evaluations --------------------------------------------------------------------------------------------------------------
 

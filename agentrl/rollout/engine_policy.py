@@ -78,9 +78,11 @@ class EnginePolicy:
             await trio.sleep(AFTER_ABORT_S)
 
     async def _submit(self, token_ids: Tokens, draft: _Draft, seed: int) -> GenerateReply:
-        """Ask for the rest of a turn until an engine answers."""
+        """Ask for the rest of a turn until an engine answers. Where there is none, it waits for one, as long as engines may keep failing."""
         failing_since: float | None = None
         for failures in itertools.count():
+            failed_s = 0.0 if failing_since is None else trio.current_time() - failing_since
+            await self._seat.settle(self._deadline_s - failed_s)
             request = GenerateRequest(
                 rid=f"{self._name}/{self._turns - 1}/{next(self._requests)}",
                 input_ids=np.concatenate([token_ids, draft.token_ids]) if len(draft) else token_ids,
@@ -92,22 +94,28 @@ class EnginePolicy:
                 extra_key=self._extra_key,
             )
             try:
-                return await self._generate(self._seat.engine, request)
+                return await self._generate(request)
             except EngineUnavailable:
                 failing_since = trio.current_time() if failing_since is None else failing_since
                 if trio.current_time() - failing_since >= self._deadline_s:
                     raise
+            if not self._seat.stands:  # it has left: there is nothing to be patient with
+                continue
             self._seat.move()
             await trio.sleep(min(FIRST_BACKOFF_S * 2**failures, MAX_BACKOFF_S) * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable: itertools.count has no end")
 
-    async def _generate(self, engine: EngineClient, request: GenerateRequest) -> GenerateReply:
+    async def _generate(self, request: GenerateRequest) -> GenerateReply:
         """One request. The engine is told when nobody waits for it any more."""
+        engine = self._seat.engine
         try:
-            return await engine.generate(request, deadline_s=self._deadline_s)
+            with self._seat.asking():
+                reply = await engine.generate(request, deadline_s=self._deadline_s)
+            return reply
         except (trio.Cancelled, EngineUnavailable):
-            with trio.CancelScope(shield=True):  # bounded by its own deadline
-                await _abort(engine, request.rid)
+            if self._seat.stands:
+                with trio.CancelScope(shield=True):  # bounded by its own deadline
+                    await _abort(engine, request.rid)
             raise
 
 

@@ -58,6 +58,7 @@ class RolloutWorker:
     """Plays tickets until they end.
 
     Args:
+        engines: a fleet that somebody keeps up to date, or engines that are always there.
         environment: makes the environment of an episode.
         index: of the worker in the run; also spreads the workers over the engines.
     """
@@ -66,17 +67,19 @@ class RolloutWorker:
         self,
         *,
         client: TicketClient,
-        engines: Sequence[EngineClient],
+        engines: Fleet | Sequence[EngineClient],
         environment: Callable[[], Environment],
         encoder: TokenEncoder,
         recipe: RolloutRecipe,
         index: int = 0,
         incarnation: int = 0,
     ) -> None:
-        for engine in engines:  # an id beyond the vocabulary ends a whole SGLang server
-            engine.vocab_size = engine.vocab_size or encoder.vocab_size
+        if not isinstance(engines, Fleet):
+            for engine in engines:  # an id beyond the vocabulary ends a whole SGLang server
+                engine.vocab_size = engine.vocab_size or encoder.vocab_size
+            engines = Fleet(engines, first=index)
         self._client = client
-        self._fleet = Fleet(engines, first=index)
+        self._fleet = engines
         self._environment = environment
         self._encoder = encoder
         self._recipe = recipe

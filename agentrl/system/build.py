@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import socket
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +21,21 @@ from agentrl.data.curriculum import find_curriculum
 from agentrl.errors import ConfigError, RecipeCodeError
 from agentrl.metrics.catalogue import unknown
 from agentrl.resolve import called, origin, resolve
+from agentrl.system.attached import AttachedEngines
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.sglang import require_sglang
 from agentrl.system.supervisor import Supervisor
 
 __all__ = ["Cluster", "environment_file", "find_recipe_code", "missing_code", "refuse_unsupported", "start_processes"]
 
+READY_DEADLINE_S = 600.0  # of any process; an engine has what its recipe gives it on top, and is to say itself what took so long
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Where the servers of a running run are."""
+    """Where the servers of a running run are. Its engines come and go: the buffer has the roster of them."""
 
     buffer: BufferClient
-    engines: tuple[str, ...]
     retriever: str | None
     first_event: int  # events of the buffer up to this number are of earlier starts
 
@@ -50,8 +50,6 @@ def refuse_unsupported(recipe: Recipe) -> None:
         require_sglang(recipe)
     if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError("model.lora needs the package peft: pip install 'agentrl[lora]'")
-    if recipe.engine.urls:
-        raise ConfigError("engine.urls: this version cannot attach to running servers; leave it empty")
     for name, alarm in recipe.health.alarms.items():
         if unknown([alarm.metric]):
             raise ConfigError(f"health.alarms.{name}.metric: there is no metric {alarm.metric}; docs/metrics.md lists them")
@@ -117,8 +115,10 @@ class _Specs:
             Role.ENGINE: (resources.engine_cpus, resources.engine_gpus),
             Role.LEARNER: (resources.learner_cpus, resources.learner_gpus),
             Role.WORKER: (resources.worker_cpus, 0.0),
+            Role.RETRIEVER: (resources.retriever_cpus, resources.retriever_gpus),
         }
         cpus, gpus = booked.get(role, (0.0, 0.0))
+        variables = {str(name): of_role for name, of_role in resources.environment.items()}
         return ProcessSpec(
             role=role,
             index=index,
@@ -126,8 +126,10 @@ class _Specs:
             run_dir=str(self.run_dir),
             recipe=self.recipe.model_dump(mode="json"),
             payload={"model_dir": str(self.model_dir)} | payload,
+            ready_deadline_s=READY_DEADLINE_S + (self.recipe.engine.start_deadline_s if role is Role.ENGINE else 0.0),
             cpus=cpus,
             gpus=gpus,
+            environment=variables.get(role.value, {}),
         )
 
 
@@ -154,37 +156,34 @@ async def start_processes(
     client = BufferClient(info["url"], role="driver", index=0, incarnation=supervisor.next_incarnation())
     supervisor.buffer = client
     before = await client.status()
-    engines, retriever = await _start_servers(supervisor, specs)
-    shared = {"buffer": info["url"], "engines": engines}
+    retriever = await _start_servers(supervisor, specs)
+    shared = {"buffer": info["url"]}
     async with trio.open_nursery() as nursery:
         for index in range(recipe.rollout.workers):
             worker = specs.of(Role.WORKER, index, **shared, retriever_url=retriever, environment_file=environment_file)
             nursery.start_soon(supervisor.start, worker)
         if learners:
-            rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+            rendezvous = f"tcp://{await supervisor.rendezvous('learner-0')}"
             for index in range(recipe.learner.ranks):
                 nursery.start_soon(supervisor.start, specs.of(Role.LEARNER, index, **shared, rendezvous=rendezvous))
-    return Cluster(buffer=client, engines=tuple(engines), retriever=retriever, first_event=before["event"])
+    return Cluster(buffer=client, retriever=retriever, first_event=before["event"])
 
 
-async def _start_servers(supervisor: Supervisor, specs: _Specs) -> tuple[list[str], str | None]:
-    """URLs of the engines and of the retriever."""
+async def _start_servers(supervisor: Supervisor, specs: _Specs) -> str | None:
+    """Engines, which are on the buffer's roster then, and the retriever, whose URL is returned."""
     recipe, urls = specs.recipe, {}
+    if recipe.engine.urls:  # before anything that takes longer: a wrong URL is told at once
+        assert supervisor.buffer is not None
+        supervisor.attached = AttachedEngines(recipe, buffer=supervisor.buffer, next_incarnation=supervisor.next_incarnation)
+        await supervisor.attached.admit()
 
     async def start(spec: ProcessSpec) -> None:
         urls[spec.name] = (await supervisor.start(spec))["url"]
 
     async with trio.open_nursery() as nursery:
-        for index in range(recipe.engine.replicas):
+        for index in range(0 if recipe.engine.urls else recipe.engine.replicas):
             nursery.start_soon(start, specs.of(Role.ENGINE, index))
         if recipe.retriever is not None and recipe.retriever.url is None:
             nursery.start_soon(start, specs.of(Role.RETRIEVER))
     given = recipe.retriever.url if recipe.retriever is not None else None
-    return [urls[f"engine-{index}"] for index in range(recipe.engine.replicas)], urls.get("retriever-0", given)
-
-
-def _free_port() -> int:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return urls.get("retriever-0", given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import trio
 
 from agentrl.buffer.settings import BufferSettings
 from agentrl.config.recipe import Recipe
+from agentrl.engine_api import EngineKeys
 from agentrl.errors import AgentRLError
 from agentrl.metrics.alarms import read_alarms
 from agentrl.metrics.console import Console
@@ -27,13 +29,16 @@ from agentrl.system.process import Launcher, Role
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["EVENTS_POLL_S", "Driver", "console_of", "make_launcher", "told"]
+__all__ = ["EVENTS_POLL_S", "Beside", "Driver", "console_of", "make_launcher", "told"]
 
 log = logging.getLogger(__name__)
 
 EVENTS_POLL_S = 10.0
 LAST_CHECKPOINT_S = 120.0  # how long a stopped run may take to finish its batch and write its checkpoint
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# Work of a command beside its run, with the resolved recipe, the model directory and the servers; cancelled when the run ends.
+Beside = Callable[[Recipe, Path, Cluster], Awaitable[None]]
 
 _ENDS = {"finished": "finished", "stopping": "stopped"}  # phases of the buffer that end the driver's following
 
@@ -71,6 +76,7 @@ class Driver:
     python_path: str
     environment_file: str
     called_from: Path  # the directory the command was given in
+    beside: Beside | None = None
     signalled: int | None = None  # the signal that stopped the run
     paused_by: str | None = None  # the alarm that did
     model_dir: Path | None = None
@@ -100,6 +106,8 @@ class Driver:
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
                 nursery.start_soon(self._signal_loop, cluster, nursery)
+                if self.beside is not None:
+                    nursery.start_soon(self.beside, recipe, self.model_dir, cluster)
                 phase = await self._follow(cluster, supervisor, nursery)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
@@ -127,7 +135,8 @@ class Driver:
                     reached = self._take(event) or reached
             return reached
 
-        async with EngineMeter(cluster.engines) as meter:
+        engine = self.recipe.engine
+        async with EngineMeter(cluster.buffer, EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)) as meter:
             while (phase := await take(EVENTS_POLL_S)) is None:
                 continue
             with trio.move_on_after(LAST_CHECKPOINT_S):
@@ -152,7 +161,7 @@ class Driver:
 
     def _step(self, event: dict[str, Any], engines: dict[str, float], supervisor: Supervisor) -> None:
         memory = {f"memory_mb/{name}": value for name, value in supervisor.memory_mb().items()}
-        metrics = event["metrics"] | self._flow.of_step(event) | engines | memory
+        metrics = event["metrics"] | self._flow.of_step(event) | engines | memory | {"engine/deaths": supervisor.deaths[Role.ENGINE]}
         self.sinks.step(event["step"], metrics)
         self.console.step(event["step"], metrics)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from agentrl.engine_api import EngineClient
+from agentrl.buffer_api import BufferClient, EngineRoster
+from agentrl.engine_api import EngineClient, EngineKeys
 from agentrl.errors import EngineError
 
 __all__ = ["EngineMeter", "FlowMeter"]
@@ -15,35 +16,51 @@ READ_DEADLINE_S = 2.0
 
 
 class EngineMeter:
-    """Differences of the embedded engines' counters. Engines that keep none are left out."""
+    """The roster's engines: how many have the newest weights, and differences of the embedded ones' counters.
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._engines = [EngineClient(url, index) for index, url in enumerate(urls)]
-        self._last: dict[int, tuple[float, float, float]] = {}  # (read at, generated tokens, busy seconds)
+    Args:
+        keys: of the engines.
+    """
+
+    def __init__(self, buffer: BufferClient, keys: EngineKeys) -> None:
+        self._buffer, self._keys = buffer, keys
+        self._engines: dict[tuple[int, int], EngineClient] = {}  # by (index, incarnation)
+        self._last: dict[tuple[int, int], tuple[float, float, float]] = {}  # (read at, generated tokens, busy seconds)
 
     async def __aenter__(self) -> EngineMeter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for engine in self._engines:
+        for engine in self._engines.values():
             await engine.aclose()
 
     async def read(self) -> dict[str, float]:
-        """Idle share and tokens per second since the last reading, over all engines; nothing at the first."""
+        """Idle share and tokens per second since the last reading, over all engines; nothing of an engine at its first."""
+        roster = await self._buffer.engines(after=0, wait_s=0.0)
+        await self._follow(roster)
         idle, rate = [], 0.0
-        for engine in self._engines:
+        for key, engine in self._engines.items():
             try:
                 counters = (await engine.server_info(deadline_s=READ_DEADLINE_S)).raw["embedded"]
             except (EngineError, KeyError):
                 continue  # the supervisor judges engines; a reading may be missing
             now = (time.monotonic(), float(counters["generated_tokens"]), float(counters["busy_s"]))
-            before = self._last.get(engine.index)
-            self._last[engine.index] = now
+            before = self._last.get(key)
+            self._last[key] = now
             if before is not None and now[0] > before[0]:
                 seconds = now[0] - before[0]
                 idle.append(max(0.0, 1.0 - (now[2] - before[2]) / seconds))
                 rate += (now[1] - before[1]) / seconds
-        return {"idle/engine": sum(idle) / len(idle), "engine/tokens_per_s": rate} if idle else {}
+        busy = {"idle/engine": sum(idle) / len(idle), "engine/tokens_per_s": rate} if idle else {}
+        return busy | {"engine/current": sum(entry.current for entry in roster.engines)}
+
+    async def _follow(self, roster: EngineRoster) -> None:
+        live = {(entry.index, entry.incarnation): entry for entry in roster.engines}
+        for key in [key for key in self._engines if key not in live]:
+            await self._engines.pop(key).aclose()
+            self._last.pop(key, None)
+        for key in live.keys() - self._engines.keys():
+            self._engines[key] = EngineClient(live[key].url, live[key].index, keys=self._keys)
 
 
 class FlowMeter:

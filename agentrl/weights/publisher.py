@@ -13,9 +13,9 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Published:
 
     version: int
     engines: tuple[int, ...]
+    fenced: Mapping[int, str] = field(default_factory=dict)
     seconds: float
     nbytes: int
 
@@ -55,16 +56,25 @@ class Publisher:
         device_backend: "nccl" or "gloo", what `backend: auto` means here.
     """
 
-    def __init__(
-        self, engines: Sequence[EngineClient], recipe: WeightsRecipe, *, model_dir: Path, directory: Path, device_backend: str = "gloo"
-    ) -> None:
-        self._engines = tuple(engines)
+    def __init__(self, recipe: WeightsRecipe, *, model_dir: Path, directory: Path, device_backend: str = "gloo") -> None:
+        self._engines: tuple[EngineClient, ...] = ()
         self._recipe = recipe
         self._model_dir, self._directory = model_dir, directory
         self._backend = device_backend if recipe.backend == "auto" else recipe.backend
         self._epochs = itertools.count()
         self._group: _Group | None = None
         self._staged: dict[int, bool] = {}
+        self._stale = False
+
+    def set_engines(self, clients: Sequence[EngineClient]) -> None:
+        """The engines of the next publishing."""
+        if {id(client) for client in clients} != {id(engine) for engine in self._engines}:
+            self._stale = self._stale or self._group is not None
+            self._engines = tuple(clients)
+
+    async def cold_sync(self, engine: EngineClient, version: int, path: Path) -> None:
+        """Have one engine load a Hugging Face directory as `version`."""
+        await engine.update_from_disk(str(path), version=version, deadline_s=self._recipe.deadline_s)
 
     async def cold_start(self, version: int, path: Path) -> Published:
         """Have every engine load a Hugging Face directory as `version`: initial and restored weights."""
@@ -80,6 +90,9 @@ class Publisher:
             PublishError: an engine could not be brought to it, in two attempts.
         """
         started = time.monotonic()
+        if self._stale:
+            await self._abandon_group()
+            self._stale = False
         for attempt in range(_ATTEMPTS):
             try:
                 await self._send(snapshot)

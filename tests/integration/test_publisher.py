@@ -43,7 +43,8 @@ def publish(engines: list[httpx.Client], model_dir: Path, tmp_path: Path, act: C
     async def main() -> Published:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(EngineClient(str(engine.base_url), index)) for index, engine in enumerate(engines)]
-            publisher = Publisher(clients, WeightsRecipe(**{"deadline_s": 20.0} | recipe), model_dir=model_dir, directory=tmp_path)
+            publisher = Publisher(WeightsRecipe(**{"deadline_s": 20.0} | recipe), model_dir=model_dir, directory=tmp_path)
+            publisher.set_engines(clients)
             try:
                 return await act(publisher)
             finally:

@@ -21,7 +21,7 @@ import trio
 from agentrl.buffer_api import BatchGrant, BufferClient
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
-from agentrl.errors import AgentRLError, CheckpointError, Failure, HealthError
+from agentrl.errors import AgentRLError, CheckpointError, EngineUnavailable, Failure, HealthError
 from agentrl.faults import point
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
@@ -33,8 +33,9 @@ from agentrl.record import Recorder, record
 from agentrl.system.canary import Canary
 from agentrl.system.guard import Guard
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
+from agentrl.system.publishing import Publishing
 from agentrl.types import Trajectory
-from agentrl.weights import Published, Publisher, Snapshot, save_snapshot
+from agentrl.weights import Publisher, Snapshot, save_snapshot
 from agentrl.wire import decode_trajectory
 
 __all__ = ["LearnerProgram", "main", "token_ages"]
@@ -46,7 +47,7 @@ HEARTBEAT_S = 2.0
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
-    """Train until the buffer says the run has ended. Payload: buffer, engines, model_dir, rendezvous."""
+    """Train until the buffer says the run has ended. Payload: buffer, model_dir, rendezvous."""
     recipe = Recipe.model_validate(spec.recipe)
     torch.set_num_threads(recipe.learner.threads)
     trio.run(LearnerProgram(spec, recipe, stop).run, on_ready)
@@ -66,8 +67,7 @@ class LearnerProgram:
         self._waiting_since = time.monotonic()
         self.buffer: BufferClient
         self.learner: Learner
-        self.publisher: Publisher
-        self.engines: list[EngineClient]
+        self.publishing: Publishing  # on rank 0 alone
         self.canary: Canary | None
         self.guard: Guard  # on rank 0 alone
 
@@ -80,9 +80,6 @@ class LearnerProgram:
         )
         self.learner = await trio.to_thread.run_sync(Learner.build, recipe, self.model_dir, ranks, self.run_dir)
         self.canary = await trio.to_thread.run_sync(Canary.of, recipe, self.model_dir)
-        self.engines = [EngineClient(url, index) for index, url in enumerate(payload["engines"])]
-        backend = "nccl" if learner_recipe.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
-        self.publisher = Publisher(self.engines, recipe.weights, model_dir=self.model_dir, directory=self.run_dir / "weights", device_backend=backend)
         spec = self.spec
         async with (
             BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as self.buffer,
@@ -90,16 +87,27 @@ class LearnerProgram:
         ):
             self.stop.cancels(nursery.cancel_scope)
             nursery.start_soon(self._heartbeat_loop)
+            if self.lead:
+                self.publishing = self._make_publishing()
+                nursery.start_soon(self.publishing.follow_loop)
             on_ready({})
             await self._restore()
             await self._work()
-            await self.publisher.aclose()
+            if self.lead:
+                await self.publishing.aclose()
             nursery.cancel_scope.cancel()
+
+    def _make_publishing(self) -> Publishing:
+        recipe, directory = self.recipe, self.run_dir / "weights"
+        backend = "nccl" if recipe.learner.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
+        publisher = Publisher(recipe.weights, model_dir=self.model_dir, directory=directory, device_backend=backend)
+        return Publishing(self.buffer, publisher, recipe, directory=directory, model_dir=self.model_dir, listen=self._hear_canary)
 
     async def _work(self) -> None:
         send, receive = trio.open_memory_channel[Snapshot](1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._publish_loop, receive.clone())
+            if self.lead:
+                nursery.start_soon(self.publishing.publish_loop, receive.clone())
             with send, receive:
                 await self._train_loop(send, receive)
 
@@ -182,29 +190,14 @@ class LearnerProgram:
             send.send_nowait(snapshot)
             await self.buffer.version_superseded(superseded.version)
 
-    async def _publish_loop(self, snapshots: trio.MemoryReceiveChannel[Snapshot]) -> None:
-        """Bring every engine to the newest snapshot.
-
-        consumes      snapshots (capacity 1)
-        produces      version_published records
-        waits for     a snapshot; then the engines' acknowledgements, at most weights.deadline_s twice
-        unblocked by  the train loop closing its end, which ends this loop after the last snapshot is out
-        """
-        async with snapshots:
-            async for snapshot in snapshots:
-                published = await self.publisher.publish(snapshot)
-                await self.buffer.version_published(
-                    version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
-                )
-                await self._hear_canary(snapshot, published)
-
-    async def _hear_canary(self, snapshot: Snapshot, published: Published) -> None:
+    async def _hear_canary(self, snapshot: Snapshot, engines: Sequence[EngineClient]) -> None:
         """Where it is due: end the run if an engine gives other log-probs than the learner under the same version."""
         if self.canary is None:
             return
         try:
-            engines = [engine for engine in self.engines if engine.index in published.engines]
             await self.canary.check(snapshot, engines, run_dir=self.run_dir, model_dir=self.model_dir)
+        except EngineUnavailable as error:
+            log.warning("the canary was not heard: %s", error)  # it died just now: the supervisor restarts it
         except HealthError as error:
             await self.buffer.fail(Failure.of(error))
             raise
@@ -225,12 +218,7 @@ class LearnerProgram:
             version = await self.buffer.reserve_version(reason="initial") if self.lead else None
         snapshot = await self._snapshot(version)
         if self.lead:
-            path = await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
-            published = await self.publisher.cold_start(snapshot.version, path)
-            await self._hear_canary(snapshot, published)  # before the first episode: the engines are idle
-            await self.buffer.version_published(
-                version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
-            )
+            await self.publishing.first(snapshot)
 
     async def _choose(self) -> checkpoint.Manifest | None:
         """The newest checkpoint whose files are whole and whose step the journal confirms; the journal is rolled back to it."""

@@ -1,8 +1,7 @@
-"""The rollout worker's program: a trio loop of episodes."""
+"""The rollout worker's program: a trio loop of episodes, at the engines the buffer's roster names."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,22 @@ import trio
 
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient
+from agentrl.engine_api import EngineClient, EngineKeys
 from agentrl.env import Environment
 from agentrl.errors import ConfigError
 from agentrl.resolve import origin, resolve
+from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
 __all__ = ["environment_factory", "main"]
 
+ROSTER_POLL_S = 30.0  # one long poll; the next follows at once
+
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
-    """Play episodes until the tickets end. Payload: buffer, engines, model_dir, retriever_url, environment_file."""
+    """Play episodes until the tickets end. Payload: buffer, model_dir, retriever_url, environment_file."""
     trio.run(_main, spec, on_ready, stop)
 
 
@@ -47,19 +49,40 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     recipe, payload = Recipe.model_validate(spec.recipe), spec.payload
     environment = environment_factory(recipe, retriever_url=payload["retriever_url"], expected_file=payload["environment_file"])
     encoder = TokenEncoder.load(Path(payload["model_dir"]))
-    with trio.CancelScope() as scope:
-        stop.cancels(scope)
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation))
-            engines = [await stack.enter_async_context(EngineClient(url, index)) for index, url in enumerate(payload["engines"])]
-            worker = RolloutWorker(
-                client=client,
-                engines=engines,
-                environment=environment,
-                encoder=encoder,
-                recipe=recipe.rollout,
-                index=spec.index,
-                incarnation=spec.incarnation,
-            )
-            on_ready({})
-            await worker.run()
+    keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
+    # An id beyond the vocabulary ends a whole SGLang server.
+    fleet = Fleet(first=spec.index, connect=lambda url, index: EngineClient(url, index, vocab_size=encoder.vocab_size, keys=keys))
+    async with (
+        BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as client,
+        trio.open_nursery() as nursery,
+    ):
+        stop.cancels(nursery.cancel_scope)
+        worker = RolloutWorker(
+            client=client,
+            engines=fleet,
+            environment=environment,
+            encoder=encoder,
+            recipe=recipe.rollout,
+            index=spec.index,
+            incarnation=spec.incarnation,
+        )
+        nursery.start_soon(_follow_roster, client, fleet)
+        on_ready({})
+        await worker.run()
+        nursery.cancel_scope.cancel()
+
+
+async def _follow_roster(client: BufferClient, fleet: Fleet) -> None:
+    """Keep the fleet as the roster is.
+
+    consumes      the buffer's roster of engines
+    produces      seats at current engines; the end of requests to others
+    waits for     a change of the roster
+    unblocked by  cancellation at the end of the tickets
+    """
+    revision = 0
+    while True:
+        roster = await client.engines(after=revision, wait_s=ROSTER_POLL_S)
+        revision = roster.revision
+        for gone in fleet.update(roster.engines):
+            await gone.aclose()

@@ -1,0 +1,115 @@
+"""Engines that a run uses and did not start (`engine.urls`): on the roster while they answer, never restarted and never stopped.
+
+One that stops answering, or has other weights than the learner gave it, was restarted by somebody or is about to be: it leaves the roster,
+and comes back under a new incarnation as soon as it answers, fenced until the learner has brought it the newest weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import trio
+
+from agentrl.buffer_api import BufferClient, EngineEntry
+from agentrl.config.recipe import Recipe
+from agentrl.engine_api import EngineClient, EngineKeys, ModelInfo
+from agentrl.errors import ConfigError, EngineError
+from agentrl.system.sglang import require_abilities
+
+__all__ = ["AttachedEngines"]
+
+log = logging.getLogger(__name__)
+
+ADMISSION_DEADLINE_S = 20.0
+LOOK_DEADLINE_S = 5.0
+MISSES = 3  # answers that fail to come in a row before an engine counts as gone: one may be late under load
+_ROLE = "engine"
+
+
+@dataclass
+class _Attached:
+    client: EngineClient
+    incarnation: int | None = None  # None: it is not on the roster
+    missed: int = 0
+
+
+class AttachedEngines:
+    """The servers of `engine.urls`. Their indexes are their places in it.
+
+    Args:
+        next_incarnation: gives numbers larger than any before.
+    """
+
+    def __init__(self, recipe: Recipe, *, buffer: BufferClient, next_incarnation: Callable[[], int]) -> None:
+        engine = recipe.engine
+        keys = EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
+        self._recipe, self._buffer, self._next_incarnation = recipe, buffer, next_incarnation
+        self._engines = [_Attached(EngineClient(url, index, keys=keys)) for index, url in enumerate(engine.urls)]
+
+    async def admit(self) -> None:
+        """Put all of them on the roster.
+
+        Raises:
+            ConfigError: one does not answer, or cannot do what the recipe asks; the message names its URL.
+        """
+        for engine in self._engines:
+            try:
+                await self._require(engine.client)
+            except (EngineError, ConfigError) as error:
+                raise ConfigError(f"engine.urls: {engine.client.url}: {error}") from error
+            await self._register(engine)
+
+    async def look(self, roster: Iterable[EngineEntry]) -> int:
+        """Ask all of them once, and change the roster by what they say. Returns how many have left it."""
+        told = {entry.index: entry for entry in roster}
+        async with trio.open_nursery() as nursery:
+            before = [engine.incarnation is not None for engine in self._engines]
+            for engine in self._engines:
+                nursery.start_soon(self._ask, engine, told.get(engine.client.index))
+        return sum(was and engine.incarnation is None for was, engine in zip(before, self._engines, strict=True))
+
+    async def aclose(self) -> None:
+        """Close the connections. The servers go on."""
+        for engine in self._engines:
+            await engine.client.aclose()
+
+    async def _ask(self, engine: _Attached, entry: EngineEntry | None) -> None:
+        try:
+            info = await engine.client.model_info(deadline_s=LOOK_DEADLINE_S)
+        except EngineError as error:
+            engine.missed += 1
+            if engine.missed == MISSES:
+                await self._leave(engine, str(error))
+            return
+        engine.missed = 0
+        if engine.incarnation is None:
+            log.warning("%s answers again: it is fenced until it has the newest weights", engine.client)
+            await self._register(engine)
+        elif entry is not None and entry.incarnation == engine.incarnation and _lost_weights(info, entry):
+            await self._leave(engine, f"it has version {info.version} and not version {entry.version}, which it was given: it was restarted")
+
+    async def _register(self, engine: _Attached) -> None:
+        engine.incarnation = self._next_incarnation()
+        await self._buffer.register(role=_ROLE, index=engine.client.index, incarnation=engine.incarnation, url=engine.client.url)
+
+    async def _leave(self, engine: _Attached, reason: str) -> None:
+        if engine.incarnation is not None:
+            log.warning("%s is left: %s", engine.client, reason)
+            await self._buffer.engine_died(engine.client.index, engine.incarnation)
+            engine.incarnation = None
+
+    async def _require(self, client: EngineClient) -> None:
+        info = await client.server_info(deadline_s=ADMISSION_DEADLINE_S)
+        await client.model_info(deadline_s=ADMISSION_DEADLINE_S)
+        if self._recipe.engine.kind == "sglang":
+            require_abilities(info.version, self._recipe)
+        wanted = self._recipe.rollout.limits.context_tokens
+        if info.context_tokens is not None and info.context_tokens < wanted:
+            raise ConfigError(f"it takes {info.context_tokens} tokens of context, and rollout.limits.context_tokens is {wanted}: lower that")
+
+
+def _lost_weights(info: ModelInfo, entry: EngineEntry) -> bool:
+    """Whether it holds older weights than those it was brought to. Newer ones may be on their way."""
+    return entry.current and entry.version is not None and (info.version is None or info.version < entry.version)
