@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, cast
 
 import msgpack
@@ -103,7 +102,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
         "ticket": encode_ticket(trajectory.ticket),
         "task_id": trajectory.task_id,
         "source": trajectory.source,
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [_plain(turn) | {"tool_calls": [_plain(call) for call in turn.tool_calls]} for turn in trajectory.turns],
         "reward": {
             "total": trajectory.reward.total,
             "parts": dict(trajectory.reward.parts),
@@ -122,6 +121,11 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
     packed = pack(body)
     body["hash"] = hashlib.blake2b(packed, digest_size=16).digest()
     return pack(body)
+
+
+def _plain(record: Turn | ToolCall) -> dict[str, Any]:
+    """The fields of a record by name, one level deep: `dataclasses.asdict` copies every value and takes as long as all the rest."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def decode_trajectory(data: bytes) -> Trajectory:

@@ -74,6 +74,7 @@ class Connection:
         self._plain = False  # the last answer passed h11 by, and is read to its end
         self._more = True  # the server has not ended the stream
         self._stream = stream
+        self._tls = isinstance(stream, trio.SSLStream)
         self._socket = _socket_of(stream)
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
 
@@ -81,7 +82,7 @@ class Connection:
         """The answer. One that is not plain (chunked, interim, the server's last, ...) is left to h11: then its head, and `data` has the rest."""
         self.answered = self._plain = False
         try:
-            await self._stream.send_all(b"%b%d\r\n\r\n%b" % (endpoint.head, len(content), content))
+            await self._send(b"%b%d\r\n\r\n%b" % (endpoint.head, len(content), content))
             received = await self._receive()
             while (end := received.find(b"\r\n\r\n")) < 0 and b"\n\n" not in received and self._more and len(received) <= MAX_HEADER_BYTES:
                 received += await self._receive()
@@ -95,7 +96,7 @@ class Connection:
             while missing > 0 and self._more:
                 pieces.append(await self._receive())
                 missing -= len(pieces[-1])
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             kind = httpx.ReadError if self.answered else httpx.WriteError
             raise kind(f"the connection broke in an exchange: {error}") from error
         if missing > 0:
@@ -113,8 +114,13 @@ class Connection:
             self._http.receive_data(b"")
         return await self.head()
 
+    async def _send(self, data: bytes) -> None:
+        sent = 0 if self._tls else await self._socket.send(data)  # nearly always all of it; the stream's own way is slower
+        if sent < len(data):
+            await self._stream.send_all(memoryview(data)[sent:])
+
     async def _receive(self) -> bytes:
-        data = bytes(await self._stream.receive_some(READ_BYTES))
+        data = bytes(await self._stream.receive_some(READ_BYTES)) if self._tls else await self._socket.recv(READ_BYTES)
         self._more = bool(data)
         self.answered = self.answered or self._more
         return data
@@ -162,7 +168,7 @@ class Connection:
                 self._http.receive_data(await self._receive())
         except h11.RemoteProtocolError as error:
             raise httpx.RemoteProtocolError(str(error)) from error
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise httpx.ReadError(f"the connection broke while waiting for the response: {error}") from error
         return event
 
