@@ -102,21 +102,24 @@ async def _of_reload(engine: EngineClient, snapshot: Snapshot, engines: Sequence
     """The cause, where the engine's checksums are its own: they are taken before and after the version is loaded from disk."""
     before = await engine.weights_checksum()
     others = [await other.weights_checksum() for other in engines if other is not engine]
-    agree = f"(the engines {'agree' if all(other.engine == before.engine for other in others) else 'do not agree'} with each other)" if others else ""
+    agree = ""
+    if others:
+        agree = f" (the engines {'agree' if all(other.engine == before.engine for other in others) else 'do not agree'} with each other)"
     try:
         path = await trio.to_thread.run_sync(save_snapshot, snapshot, run_dir / "weights" / f"v{snapshot.version}", model_dir)
         await engine.pause("retract")
         await engine.update_from_disk(str(path), version=snapshot.version, deadline_s=_RELOAD_DEADLINE_S)
         after = await engine.weights_checksum()
+        await engine.continue_()  # a server the run was attached to goes on without it
     except (EngineError, OSError) as error:
-        return f"Whether its WEIGHTS differ is unknown {agree}: its checksums are its own, and it could not load the version from disk ({error})"
+        return f"Whether its WEIGHTS differ is unknown{agree}: its checksums are its own, and it could not load the version from disk ({error})"
     other = [name for name, checksum in after.tensors.items() if before.tensors.get(name) != checksum]
     if other:
-        return f"The WEIGHTS differ {agree}: {_named(other, len(after.tensors))} not what it loads from disk; {_OTHER_WEIGHTS}"
+        return f"The WEIGHTS differ{agree}: {_named(other, len(after.tensors))} not what it loads from disk; {_OTHER_WEIGHTS}"
     if before.engine != after.engine:
-        return f"The WEIGHTS differ {agree}, on another than the first tensor-parallel rank; {_OTHER_WEIGHTS}"
+        return f"The WEIGHTS differ{agree}, on another than the first tensor-parallel rank; {_OTHER_WEIGHTS}"
     return (
-        f"The KERNELS differ {agree}: it holds the same {len(after.tensors)} tensors when it loads this version from disk (or its loader leaves out"
+        f"The KERNELS differ{agree}: it holds the same {len(after.tensors)} tensors when it loads this version from disk (or its loader leaves out"
         f" the same ones on both ways); {_OTHER_ARITHMETIC}"
     )
 

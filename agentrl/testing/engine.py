@@ -64,6 +64,9 @@ class FakeEngine(httpx.AsyncBaseTransport):
         self._break_off: deque[int] = deque()
         self._next_version: str | None = None
         self.weight_version = str(version)
+        self.scores: Callable[[Sequence[int]], Sequence[float | None]] = lambda ids: [-0.01 * place for place in range(1, len(ids))]  # of a prompt
+        self.checksums: dict[str, str] = {}  # of its weights, by tensor; without any, its version stands for all
+        self.checksums_on_disk: dict[str, str] | None = None  # what they are once it has loaded weights from disk
         self.dead = False  # refuse connections
         self.frozen = False  # never answer
         self.requests: list[dict[str, Any]] = []  # the bodies of /generate
@@ -97,6 +100,8 @@ class FakeEngine(httpx.AsyncBaseTransport):
         if self.frozen:
             await trio.sleep_forever()
         body = json.loads(request.content) if request.content else {}
+        if path == "/generate" and body.get("logprob_start_len") == 0:
+            return httpx.Response(200, content=json.dumps(self._scored(body)).encode())
         if path == "/generate":
             return await self._generate(body, request)
         if path == "/abort_request":
@@ -188,6 +193,12 @@ class FakeEngine(httpx.AsyncBaseTransport):
         }
         return {"text": self._encoder.decode(ids), "output_ids": ids, "meta_info": meta}
 
+    def _scored(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        ids = body["input_ids"] if "input_ids" in body else self._encoder.encode_observation(Observation.frame(body["text"])).ids.tolist()
+        entries = [[logprob, token, None] for logprob, token in zip((None, *self.scores(ids)), ids, strict=True)]
+        meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": entries, "weight_version": self.weight_version}
+        return {"text": "", "output_ids": [], "meta_info": meta | {"output_token_logprobs": [], "weight_versions": []}}
+
     def _refusal(self, body: Mapping[str, Any]) -> str:
         unknown = set(body["sampling_params"]) - _SAMPLING
         if unknown:
@@ -220,7 +231,7 @@ class FakeEngine(httpx.AsyncBaseTransport):
             "/update_weights_from_distributed": self._update,
             "/end_weight_update": self._end,
             "/update_weights_from_disk": self._load,
-            "/weights_checker": lambda body: _ok(per_engine_checksum=self.weight_version, ranks=[{"checksums": {"all": self.weight_version}}]),
+            "/weights_checker": lambda body: self._checksum(),
             "/model_info": lambda body: httpx.Response(200, json={"model_path": "fake", "weight_version": self.weight_version}),
             "/server_info": lambda body: httpx.Response(200, json={"version": "0.5.23", "staged_update": self._staged_update}),
             "/v1/loads": lambda body: httpx.Response(200, json={"loads": [{"num_running_reqs": len(self._running), "num_waiting_reqs": 0}]}),
@@ -271,7 +282,12 @@ class FakeEngine(httpx.AsyncBaseTransport):
         self.weight_version = self._next_version or self.weight_version
         return _ok()
 
+    def _checksum(self) -> httpx.Response:
+        sums = self.checksums or {"all": self.weight_version}
+        return _ok(per_engine_checksum="+".join(sums.values()), ranks=[{"checksums": sums}])
+
     def _load(self, body: Mapping[str, Any]) -> httpx.Response:
+        self.checksums = self.checksums if self.checksums_on_disk is None else self.checksums_on_disk
         self.weight_version = body.get("weight_version", self.weight_version)
         return _ok()
 
