@@ -22,7 +22,7 @@ from agentrl.weights import Snapshot, save_snapshot
 
 __all__ = ["Gap", "explain"]
 
-_GROWS = 4.0  # a gap so many times as large in the last quarter as in the first grows along the sequence
+_SPARES = 0.01  # of the largest gap: below it, what only the first token says is as it must be
 _RELOAD_DEADLINE_S = 600.0  # a large model from a network disk
 
 _OTHER_ARITHMETIC = (
@@ -41,7 +41,7 @@ class Gap:
     mean: float  # over all tokens
     by_sequence: tuple[float, ...]  # the largest of each
     at: tuple[int, int]  # sequence and token of the largest
-    grows: bool  # along the sequence
+    spares_first: bool  # the log-prob that only the first token decides is right: that token attends to itself alone, at position 0
 
     @classmethod
     def of(cls, engine: int, learner: Sequence[npt.NDArray[np.float32]], told: Sequence[npt.NDArray[np.float32]]) -> Gap:
@@ -49,14 +49,13 @@ class Gap:
         apart_ST = np.abs(np.stack(learner).astype(np.float64) - np.stack(told))
         apart_ST[np.isnan(apart_ST)] = math.inf
         sequence, token = (int(place) for place in np.unravel_index(apart_ST.argmax(), apart_ST.shape))
-        quarter = max(apart_ST.shape[1] // 4, 1)
         return cls(
             engine=engine,
             largest=float(apart_ST.max()),
             mean=float(apart_ST.mean()),
             by_sequence=tuple(apart_ST.max(-1).tolist()),
             at=(sequence, token + 1),
-            grows=bool(apart_ST[:, -quarter:].mean() > _GROWS * apart_ST[:, :quarter].mean()),
+            spares_first=bool(apart_ST[:, 0].max() <= _SPARES * apart_ST.max()),
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -85,9 +84,14 @@ async def explain(
         else:
             cause = await _of_reload(engine, snapshot, engines, run_dir=run_dir, model_dir=model_dir)
     except (EngineError, OSError) as error:
-        cause = f"whether its WEIGHTS differ or its KERNELS could not be found out: {error}"
-    shape = " The gap grows along the sequences: look at positions (rope) first." if gap.grows and "KERNELS" in cause else ""
-    return f"{told}{cause}.{shape} All checks are in {run_dir / 'canary.jsonl'}"
+        cause = f"Whether its weights differ or its arithmetic could not be found out: {error}"
+    return f"{told}{cause}{_where(gap) if 'KERNELS' in cause else ''}. All checks are in {run_dir / 'canary.jsonl'}"
+
+
+def _where(gap: Gap) -> str:
+    if gap.spares_first:
+        return ". What follows the first token is right, later ones are wrong: look at attention and positions (rope) first"
+    return ". Even what follows the first token is wrong, which attends to nothing else: look at embedding, norms, output layer and dtype first"
 
 
 def _of_sent(snapshot: Snapshot, held: dict[str, str]) -> str:
