@@ -79,7 +79,7 @@ class RayLauncher:
             environment = {"env_vars": {"PYTHONPATH": self._python_path}} if self._python_path else {}
             resources = {} if self._recipe.run.ray_address else {"num_cpus": max(os.cpu_count() or 1, _booked_cpus(self._recipe))}
             ray.init(
-                address=self._recipe.run.ray_address,
+                address=self._recipe.run.ray_address or "local",  # without, Ray would join one that somebody else has started here
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
