@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ import trio
 
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient, EngineKeys
 from agentrl.env import Environment
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StaleIncarnation
 from agentrl.resolve import origin, resolve
 from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.rollout.worker import RolloutWorker
+from agentrl.system.engines import engine_clients
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 
 __all__ = ["environment_factory", "main"]
@@ -49,9 +50,7 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     recipe, payload = Recipe.model_validate(spec.recipe), spec.payload
     environment = environment_factory(recipe, retriever_url=payload["retriever_url"], expected_file=payload["environment_file"])
     encoder = TokenEncoder.load(Path(payload["model_dir"]))
-    keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
-    # An id beyond the vocabulary ends a whole SGLang server.
-    fleet = Fleet(first=spec.index, connect=lambda url, index: EngineClient(url, index, vocab_size=encoder.vocab_size, keys=keys))
+    fleet = Fleet(first=spec.index, connect=engine_clients(recipe, vocab_size=encoder.vocab_size))  # an id beyond it ends a whole SGLang server
     async with (
         BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as client,
         trio.open_nursery() as nursery,
@@ -72,6 +71,12 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
         nursery.cancel_scope.cancel()
 
 
+def _known_ids(model_dir: Path) -> int:
+    """Rows of the model's embedding: an id beyond them ends a whole SGLang server. Often more than the tokenizer has, and a policy may write those."""
+    rows: int = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    return rows
+
+
 async def _follow_roster(client: BufferClient, fleet: Fleet) -> None:
     """Keep the fleet as the roster is.
 
@@ -82,7 +87,10 @@ async def _follow_roster(client: BufferClient, fleet: Fleet) -> None:
     """
     revision = 0
     while True:
-        roster = await client.engines(after=revision, wait_s=ROSTER_POLL_S)
+        try:
+            roster = await client.engines(after=revision, wait_s=ROSTER_POLL_S)
+        except StaleIncarnation:
+            return  # a newer incarnation took over: the worker's own calls are answered the same, and end it
         revision = roster.revision
         for gone in fleet.update(roster.engines):
             await gone.aclose()
