@@ -19,7 +19,7 @@ import typer
 from agentrl import __version__
 from agentrl.errors import AgentRLError, ConfigError, DataError
 
-__all__ = ["app", "data", "engine_serve", "evaluate", "export", "main", "retriever", "run", "status", "validate", "version"]
+__all__ = ["app", "data", "engine_serve", "evaluate", "export", "main", "retriever", "run", "selftest", "status", "validate", "version"]
 
 app = typer.Typer(
     name="agentrl",
@@ -56,9 +56,10 @@ def run(
     recipe: RecipeArguments,
     smoke: Smoke = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew: an existing run of this name is moved aside, not resumed.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="Of a running Ray cluster: the same as run.ray_address=...")] = None,
 ) -> None:
     """Train. The same command again goes on where a stopped run ended."""
-    loaded = _load(recipe, smoke=smoke)
+    loaded = _load([*recipe, *([] if address is None else [f"run.ray_address={address}"])], smoke=smoke)
     from agentrl.system.run import run as run_recipe
 
     raise typer.Exit(run_recipe(loaded, command=["agentrl", *sys.argv[1:]], smoke=smoke, fresh=fresh))
@@ -113,6 +114,15 @@ def evaluate(
     from agentrl.evaluate import evaluate as evaluate_recipe
 
     raise typer.Exit(evaluate_recipe(loaded, checkpoint=checkpoint.resolve()))
+
+
+@app.command()
+def selftest(recipe: RecipeArguments, smoke: Smoke = False) -> None:
+    """Check that learner, engines, tokenizer and chat template agree: a few steps at learning rate 0, a line per check."""
+    loaded = _load(recipe, smoke=smoke)
+    from agentrl.system.selftest import selftest as test_recipe
+
+    raise typer.Exit(test_recipe(loaded, command=["agentrl", *sys.argv[1:]], smoke=smoke))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from agentrl.metrics.report import write_report
 from agentrl.metrics.sinks import open_sinks
 from agentrl.metrics.summary import summarise
 from agentrl.system.build import environment_file, find_recipe_code, refuse_unsupported
-from agentrl.system.driver import Driver, console_of
+from agentrl.system.driver import Beside, Driver, console_of
 from agentrl.system.notify import require_program
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.status import ledger_of, overlap_of
@@ -30,8 +30,11 @@ __all__ = ["PAUSED", "first_error", "import_path", "run"]
 PAUSED = 3  # exit code of a run that an alarm paused
 
 
-def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
+def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool, beside: Beside | None = None) -> int:
     """Run a recipe, or go on with it where it stopped. Returns the exit code.
+
+    Args:
+        beside: work to do while it runs, once its processes are up.
 
     Raises:
         ConfigError: the recipe asks for what this version cannot do, or the run directory holds another run.
@@ -59,6 +62,7 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool) -> int:
                 python_path=os.pathsep.join(import_path()),
                 environment_file=found_in,
                 called_from=called_from,
+                beside=beside,
             )
             phase = _drive(driver)
         extra = {"phase": phase, "wall_s": time.monotonic() - started}
