@@ -5,24 +5,30 @@
         record("learner/grad_norm", 0.5)
     recorder.means() == {"learner/grad_norm": 0.4}
 
-Outside a recorder a call does nothing. Recorders nest by context (threads and tasks see the one they were started under).
+Outside a recorder a call does nothing. Recorders nest by context (threads and tasks see the one they were started under). A recorder may also be
+given what marks blocks by name for a profiler: `phase` and `span` enter it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 
-__all__ = ["Recorder", "phase", "record"]
+__all__ = ["Recorder", "phase", "record", "span"]
 
 
 class Recorder:
-    """Collects weighted values by name within a `with` block."""
+    """Collects weighted values by name within a `with` block.
 
-    def __init__(self) -> None:
+    Args:
+        marks: opens a mark of this name around a block.
+    """
+
+    def __init__(self, marks: Callable[[str], AbstractContextManager[object]] | None = None) -> None:
+        self.marks = marks
         self._sums: dict[str, float] = defaultdict(float)
         self._weights: dict[str, float] = defaultdict(float)
         self._token: Token[Recorder | None] | None = None
@@ -57,9 +63,16 @@ def record(name: str, value: float, weight: float = 1.0) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Record the wall seconds of a block as `seconds/<name>`."""
+    """Record the wall seconds of a block as `seconds/<name>`, and mark it."""
     started = time.perf_counter()
     try:
-        yield
+        with span(name):
+            yield
     finally:
         record(f"seconds/{name}", time.perf_counter() - started)
+
+
+def span(name: str) -> AbstractContextManager[object]:
+    """Mark a block for the open recorder's profiler, where there is one."""
+    recorder = _current.get()
+    return nullcontext() if recorder is None or recorder.marks is None else recorder.marks(name)

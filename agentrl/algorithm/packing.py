@@ -1,36 +1,40 @@
-"""Which trajectories go through the model together: right-padded micro-batches, dealt to the ranks so that each has as much to do."""
+"""Which trajectories go through the model together: micro-batches, padded or packed, dealt to the ranks so that each has as much to do."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 __all__ = ["MicroBatches", "RankTokens", "pack", "rank_tokens"]
 
 MicroBatches = tuple[tuple[int, ...], ...]  # rows of each micro-batch; an empty one is a dummy
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], *, budget: int, ranks: int, count: int | None = None) -> tuple[MicroBatches, ...]:
+def pack(
+    rows: Sequence[int], lengths: Sequence[int], *, budget: int, ranks: int, count: int | None = None, padded: bool = True
+) -> tuple[MicroBatches, ...]:
     """Micro-batches of every rank.
 
     Rows are sorted by length (ties by row), and each goes to the rank that has the fewest tokens so far (Graham 1969, largest processing
-    time first): ranks end at most one row apart. Each rank cuts its rows where (rows x longest) would exceed the budget, or after `count`
-    rows. Every rank gets the same number of micro-batches, at least one: where it has fewer, empty ones are appended, because each
-    forward and backward pass is a collective of all ranks.
+    time first): ranks end at most one row apart. Each rank cuts its rows where (rows x longest), or without padding their sum, would exceed
+    the budget, or after `count` rows. Every rank gets the same number of micro-batches, at least one: where it has fewer, empty ones are
+    appended, because each forward and backward pass is a collective of all ranks.
 
     Args:
         rows: rows to pack, each an index into `lengths`.
-        budget: padded tokens of a micro-batch. A row longer than that goes alone.
+        budget: tokens of a micro-batch, padding included. A row longer than that goes alone.
         count: trajectories of a micro-batch, whatever their lengths: where given, it stands in for the budget. No rank then gets
             more than its even share of the rows, rounded up: there are as few micro-batches as there can be.
+        padded: rows lie side by side, padded to the longest; else end to end.
 
     Returns:
         For each rank its micro-batches, longest rows first: what needs the most memory comes first.
     """
     ordered = sorted(rows, key=lambda row: (-lengths[row], row))
     dealt = _deal(ordered, lengths, ranks=ranks, most_rows=len(ordered) if count is None else -(-len(ordered) // ranks))
-    cut = [list(_cut(hand, lengths, budget=budget, count=count)) for hand in dealt]
+    cut = [list(_cut(hand, lengths, budget=budget, count=count, padded=padded)) for hand in dealt]
     most = max(1, *(len(micro_batches) for micro_batches in cut))
     return tuple(tuple(micro_batches) + ((),) * (most - len(micro_batches)) for micro_batches in cut)
 
@@ -73,9 +77,16 @@ def _deal(ordered: Sequence[int], lengths: Sequence[int], *, ranks: int, most_ro
     return hands
 
 
-def _cut(rows: Sequence[int], lengths: Sequence[int], *, budget: int, count: int | None) -> Iterator[tuple[int, ...]]:
+def _cut(rows: Sequence[int], lengths: Sequence[int], *, budget: int, count: int | None, padded: bool) -> Iterator[tuple[int, ...]]:
     start = 0
     while start < len(rows):
-        fit = max(1, budget // max(1, lengths[rows[start]])) if count is None else count  # the first row is the longest of those that follow
+        if count is not None:
+            fit = count
+        elif padded:
+            fit = budget // max(1, lengths[rows[start]])  # the first row is the longest of those that follow
+        else:
+            totals = accumulate(lengths[row] for row in rows[start:])
+            fit = sum(1 for _ in takewhile(lambda total: total <= budget, totals))
+        fit = max(1, fit)
         yield tuple(rows[start : start + fit])
         start += fit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl.config.computing import refused_computing
 from agentrl.config.health import DEFAULT_ALARMS
 from agentrl.config.methods import CRITIC_ESTIMATORS
 
@@ -117,4 +118,5 @@ CHECKS: tuple[Callable[[Plain], str | None], ...] = (
     _filter,
     _curriculum,
     _alarms,
+    refused_computing,
 )

@@ -19,6 +19,7 @@ FIXED = {
     "learner.threads": 1,
     "engine.device": "cpu",
     "learner.device": "cpu",
+    "learner.compile": False,  # its kernels are made anew on every machine
     "model.dtype": "float32",
 }
 MIN_SLOTS = 4  # linear layers give other bits at one to three rows

@@ -52,6 +52,9 @@ class LearnerRecipe(Section):
 
     ranks: Positive = 1
     """Number of processes; the models are sharded over them."""
+    replicate: Positive = 1
+    """Keep this many whole copies, each sharded over ranks / replicate neighbouring ranks (hybrid sharding): weights are gathered among neighbours,
+    and only gradients cross between the copies. A node's number of GPUs per copy suits a slow network between nodes."""
     groups_per_batch: Positive = 32
     """G: groups of one step."""
     learning_rate: Annotated[float, Field(ge=0)] = 1e-6
@@ -68,13 +71,20 @@ class LearnerRecipe(Section):
     ppo_epochs: Positive = 1
     """Passes over a batch."""
     tokens_per_micro_batch: Positive = 16384
-    """Padded tokens of one forward and backward pass of a rank."""
+    """Tokens of one forward and backward pass of a rank, padding included where there is any."""
     trajectories_per_micro_batch: Positive | None = None
     """Cut by this number of trajectories instead."""
+    packing: Literal["auto", "padded", "packed"] = "auto"
+    """`padded`: trajectories side by side, padded to the longest. `packed`: end to end in one row, without padding. `auto`: packed where
+    model.attention is flash_attention_2 or varlen, padded with sdpa, which computes a packed row's tokens against all others of the row."""
     max_skipped_batches: Positive = 5
     """So many batches in a row may have no finite update; one more ends the run."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where it computes."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer moments in the host's memory between their uses, and update there. Slower, for models that do not fit."""
+    compile: bool = False
+    """Compile the transformer's layers with torch.compile: the first steps take minutes."""
     threads: Positive = 1
     """CPU threads of a rank."""
     collective_deadline_s: Seconds = 120.0

@@ -94,8 +94,9 @@ class ModelRecipe(Section):
     """With `path`: used by `--smoke` only. Without: the model is made from it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of computation, and of published and exported weights; the learner keeps its weights in float32."""
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """`flash_attention_2` needs the `gpu` extra."""
+    attention: Literal["sdpa", "flash_attention_2", "varlen"] = "sdpa"
+    """The learner's. `sdpa` runs everywhere. `flash_attention_2` (the `gpu` extra) and `varlen` (torch's own, 2.10 and newer) are for GPUs and
+    bfloat16, and take trajectories packed end to end."""
     gradient_checkpointing: bool = False
     """Keep fewer activations and compute them again in the backward pass."""
     lora: LoraRecipe | None = None

@@ -19,6 +19,7 @@ from agentrl.config.health import AlarmRecipe, HealthRecipe
 from agentrl.config.learner import CheckpointRecipe, CriticRecipe, LearnerRecipe, ScheduleRecipe
 from agentrl.config.model import Architecture, LoraRecipe, ModelRecipe, PrepareRecipe, TokenizerTraining, WarmStartRecipe
 from agentrl.config.placement import refused_placement
+from agentrl.config.profile import ProfileRecipe
 from agentrl.config.rollout import LimitsRecipe, OverLongRecipe, RolloutRecipe
 from agentrl.config.run import EvalRecipe, EvalSet, MetricsRecipe, ResourcesRecipe, RunRecipe
 from agentrl.config.section import Section
@@ -51,6 +52,7 @@ __all__ = [
     "ModelRecipe",
     "OverLongRecipe",
     "PrepareRecipe",
+    "ProfileRecipe",
     "Recipe",
     "RejectionRecipe",
     "ReplayRecipe",
@@ -94,6 +96,8 @@ class Recipe(Section):
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     eval: EvalRecipe = EvalRecipe()
     metrics: MetricsRecipe = MetricsRecipe()
+    profile: ProfileRecipe | None = None
+    """None: nothing is profiled."""
     health: HealthRecipe = HealthRecipe()
     canary: CanaryRecipe | None = CanaryRecipe()
     resources: ResourcesRecipe = ResourcesRecipe()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from agentrl.errors import ConfigError
-from agentrl.learner.backbone import Backbone, load_pretrained
+from agentrl.learner.backbone import Backbone, load_pretrained, offloading, precision
+from agentrl.learner.flops import ModelShape
 from agentrl.learner.ranks import Ranks
 
 __all__ = ["CriticModel"]
@@ -28,17 +29,17 @@ class CriticModel(nn.Module):
     The head is computed in float32 whatever the model's dtype: bfloat16 would round values to 1 part in 256.
     """
 
-    def __init__(self, transformer: Any, head: nn.Linear | None = None) -> None:
-        """With a new head, which is zero, every value begins at 0."""
+    def __init__(self, transformer: Any, head: nn.Linear | None = None, *, packed: bool = False) -> None:
+        """With a new head, which is zero, every value begins at 0. With `packed`, trajectories pass end to end in one row."""
         super().__init__()
         self.model = transformer
         self.score = head or nn.Linear(transformer.config.hidden_size, 1, bias=False)
         if head is None:
             nn.init.zeros_(self.score.weight)
-        self._backbone = Backbone(transformer)
+        self._backbone = Backbone(transformer, packed=packed)
 
     @classmethod
-    def load(cls, directory: Path | str, *, attention: str = "sdpa", gradient_checkpointing: bool = False) -> CriticModel:
+    def load(cls, directory: Path | str, *, attention: str = "sdpa", gradient_checkpointing: bool = False, packed: bool = False) -> CriticModel:
         """Read a causal model, which gets a new head, or a reward model: a classifier of sequences or tokens with one label, whose head
         is taken over. In float32 on the CPU.
 
@@ -48,7 +49,7 @@ class CriticModel(nn.Module):
         reads: dict[str, Any] = {"attention": attention, "gradient_checkpointing": gradient_checkpointing}
         architecture = _architecture(directory)
         if architecture.endswith("ForCausalLM"):
-            return cls(load_pretrained(AutoModel, directory, **reads)).train()
+            return cls(load_pretrained(AutoModel, directory, **reads), packed=packed).train()
         kind = next((kind for ending, kind in REWARD_MODELS.items() if architecture.endswith(ending)), None)
         if kind is None:
             raise ConfigError(f"critic: {directory} is a {architecture}; expected ForCausalLM, or a reward model: one of {', '.join(REWARD_MODELS)}")
@@ -57,7 +58,7 @@ class CriticModel(nn.Module):
         if len(heads) != 1 or heads[0].out_features != 1:
             told = [f"{head.in_features} to {head.out_features}" for head in heads]
             raise ConfigError(f"critic: {directory} has heads {told}; expected a single one with one label, which becomes the value head")
-        return cls(reward_model.base_model, heads[0]).train()
+        return cls(reward_model.base_model, heads[0], packed=packed).train()
 
     def forward(self, token_ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
         """The value of the state each wanted token was generated from: [B, T] in float32, 0 where not wanted.
@@ -70,11 +71,21 @@ class CriticModel(nn.Module):
         values_N: Tensor = self.score(hidden_NH.float())[:, 0]
         return values_N.new_zeros(wanted_BT.shape).masked_scatter(wanted_BT, values_N)
 
-    def shard(self, ranks: Ranks, dtype: str) -> None:
-        """Split the parameters over the ranks: layer by layer, the head, and the rest at the root. The same at every number of ranks."""
-        self.score.to(ranks.device)
-        fully_shard(self.score, mesh=ranks.mesh, mp_policy=MixedPrecisionPolicy())
-        self._backbone.shard(self, ranks, dtype)
+    @property
+    def shape(self) -> ModelShape:
+        """What a pass costs."""
+        return self._backbone.model_shape(self.score.weight)
+
+    def shard(self, ranks: Ranks, dtype: str, *, offload: bool = False, compiled: bool = False) -> None:
+        """Split the parameters over the ranks: layer by layer, the head, and the rest at the root. The same at every number of ranks.
+
+        Args:
+            offload: parameters stay in the host's memory between their uses. `compiled`: compile the layers.
+        """
+        if not offload:
+            self.score.to(ranks.device)
+        fully_shard(self.score, mesh=ranks.mesh, mp_policy=precision("float32"), offload_policy=offloading(offload))
+        self._backbone.shard(self, ranks, dtype, offload=offload, compiled=compiled)
 
     def sync_gradients(self, now: bool) -> None:
         """Whether the next backward pass adds the gradients of all ranks: only at the last micro-batch of an update."""

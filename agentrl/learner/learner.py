@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.config.computing import packs
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.learner.batch import TrainingBatch
@@ -17,10 +20,12 @@ from agentrl.learner.critic import CriticModel
 from agentrl.learner.model_directory import require_same_tokens
 from agentrl.learner.optimizer import make_optimizer
 from agentrl.learner.policy import PolicyModel
+from agentrl.learner.profile import StepProfiler
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reference import Reference
 from agentrl.learner.rehearsal import rehearse
 from agentrl.learner.state import Controllers, LearnerState
+from agentrl.learner.throughput import begin_memory, record_memory, record_throughput
 from agentrl.learner.train_step import train_step
 from agentrl.record import Recorder, phase, record
 from agentrl.wire import encode_trajectory, pack
@@ -52,6 +57,7 @@ class Learner:
         self.model_dir = model_dir  # the configuration and tokenizer that checkpoints and exports carry on
         self.state = state
         self._skipped_in_row = 0
+        self._profiler = StepProfiler(recipe.profile, state.ranks, run_dir)
 
     @classmethod
     def build(cls, recipe: Recipe, model_dir: Path, ranks: Ranks, run_dir: Path) -> Learner:
@@ -85,9 +91,13 @@ class Learner:
             AgentRLError: ranks hold different batches.
         """
         self._agree(batch)
-        with Recorder() as recorder:
-            with phase("step"):
+        with Recorder(self._profiler.marks(step)) as recorder:
+            begin_memory(self.ranks.device)
+            started = time.perf_counter()
+            with self._profiler.step(step), phase("step"):
                 updates = train_step(self.state, batch, self.recipe, step=step, progress=progress)
+            record_throughput(self.state.work, self.ranks, self.recipe.model.dtype, seconds=time.perf_counter() - started)
+            record_memory(self.ranks)
             for name, model in (("learner", updates.policy), ("critic", updates.critic)):
                 if model:
                     record(f"{name}/updates_done", model.count(True))
@@ -146,8 +156,8 @@ class Learner:
 
 def _state(recipe: Recipe, model_dir: Path, ranks: Ranks) -> LearnerState:
     model, learner = recipe.model, recipe.learner
-    policy = PolicyModel.load(model_dir, attention=model.attention, gradient_checkpointing=model.gradient_checkpointing, lora=model.lora)
-    policy.shard(ranks, model.dtype)
+    policy = PolicyModel.load(model_dir, **_reading(recipe), lora=model.lora)
+    policy.shard(ranks, model.dtype, **_placing(recipe))
     optimizer = make_optimizer(policy, learning_rate=learner.learning_rate, betas=learner.betas, weight_decay=learner.weight_decay)
     critic, critic_optimizer = _critic(recipe, model_dir, ranks)
     reference = _reference(recipe, model_dir, ranks, policy)
@@ -167,11 +177,11 @@ def _state(recipe: Recipe, model_dir: Path, ranks: Ranks) -> LearnerState:
 def _critic(recipe: Recipe, model_dir: Path, ranks: Ranks) -> tuple[CriticModel, torch.optim.AdamW] | tuple[None, None]:
     if recipe.critic is None:
         return None, None
-    settings, model = recipe.critic, recipe.model
+    settings = recipe.critic
     if settings.path is not None:
         require_same_tokens(model_dir, settings.path, key="critic.path")
-    critic = CriticModel.load(settings.path or model_dir, attention=model.attention, gradient_checkpointing=model.gradient_checkpointing)
-    critic.shard(ranks, model.dtype)
+    critic = CriticModel.load(settings.path or model_dir, **_reading(recipe))
+    critic.shard(ranks, recipe.model.dtype, **_placing(recipe))
     return critic, make_optimizer(critic, learning_rate=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay)
 
 
@@ -184,4 +194,17 @@ def _reference(recipe: Recipe, model_dir: Path, ranks: Ranks, policy: PolicyMode
         return Reference(policy)
     if kl.reference is not None:
         require_same_tokens(model_dir, kl.reference, key="algorithm.kl.reference")
-    return Reference.load(kl.reference or model_dir, ranks, dtype=model.dtype, attention=model.attention)
+    attention, packed = model.attention, policy.packed
+    return Reference.load(kl.reference or model_dir, ranks, dtype=model.dtype, attention=attention, packed=packed, **_placing(recipe))
+
+
+def _reading(recipe: Recipe) -> dict[str, Any]:
+    """How models are read."""
+    model = recipe.model
+    packed = packs(recipe.learner.packing, model.attention)
+    return {"attention": model.attention, "gradient_checkpointing": model.gradient_checkpointing, "packed": packed}
+
+
+def _placing(recipe: Recipe) -> dict[str, Any]:
+    """How they are sharded."""
+    return {"offload": recipe.learner.cpu_offload, "compiled": recipe.learner.compile}

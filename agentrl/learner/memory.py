@@ -30,15 +30,16 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """How rows become micro-batches: by padded tokens, or by trajectories."""
+    """How rows become micro-batches: by tokens, or by trajectories."""
 
     tokens: int
     trajectories: int | None
+    packed: bool = False  # rows lie end to end: tokens are without padding
 
     @classmethod
-    def of(cls, recipe: LearnerRecipe) -> Cut:
+    def of(cls, recipe: LearnerRecipe, *, packed: bool) -> Cut:
         """A recipe's."""
-        return cls(tokens=recipe.tokens_per_micro_batch, trajectories=recipe.trajectories_per_micro_batch)
+        return cls(tokens=recipe.tokens_per_micro_batch, trajectories=recipe.trajectories_per_micro_batch, packed=packed)
 
     def halved(self) -> Cut:
         """Micro-batches of half the size."""
@@ -47,7 +48,7 @@ class Cut:
     def micro_batches(self, batch: TrainingBatch, rows: Sequence[int], ranks: Ranks) -> MicroBatches:
         """This rank's micro-batches of these rows. Tells how evenly the ranks are loaded, as the rows come and as they are dealt."""
         lengths = batch.lengths_B.tolist()
-        packed = pack(rows, lengths, budget=self.tokens, ranks=ranks.size, count=self.trajectories)
+        packed = pack(rows, lengths, budget=self.tokens, ranks=ranks.size, count=self.trajectories, padded=not self.packed)
         if ranks.size > 1:
             for name, load in zip(("before", "after"), rank_tokens(rows, lengths, packed), strict=True):
                 record(f"learner/rank_tokens_max_{name}", load.most)

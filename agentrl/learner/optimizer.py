@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agentrl.record import record
+from agentrl.record import record, span
 
 __all__ = ["apply_gradients", "make_optimizer"]
 
@@ -17,6 +17,7 @@ __all__ = ["apply_gradients", "make_optimizer"]
 def make_optimizer(model: nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
     """AdamW over what the model trains, with its moments made at once: a checkpoint before the first update has the entries of any later one.
 
+    One fused kernel for all parameters, which torch has for CPUs and for CUDA; where parameters are offloaded the update is the CPU's.
     Weight decay is of all parameters alike, norms and biases included.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -49,7 +50,8 @@ def apply_gradients(
         record(f"{prefix}/grad_norm", norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        optimizer.step()
+        with span("optimizer"):
+            optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return finite
 

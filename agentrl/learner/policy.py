@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.config.computing import PACKED_ATTENTIONS
 from agentrl.config.recipe import LoraRecipe
 from agentrl.errors import ConfigError
 from agentrl.learner.backbone import Backbone, load_pretrained
+from agentrl.learner.flops import ModelShape
 from agentrl.learner.logprob import token_logprobs
 from agentrl.learner.lora import Adapters
 from agentrl.learner.ranks import Ranks
@@ -36,17 +38,25 @@ class PolicyModel(nn.Module):
 
     causal: Any  # a transformers PreTrainedModel with a causal head
 
-    def __init__(self, causal: Any) -> None:
+    def __init__(self, causal: Any, *, packed: bool = False) -> None:
         super().__init__()
         self.causal = causal
         self.adapters: Adapters | None = None  # with LoRA
-        self._backbone = Backbone(causal.base_model)
+        self._backbone = Backbone(causal.base_model, packed=packed)
 
     @classmethod
     def load(
-        cls, model_dir: Path | str, *, attention: str = "sdpa", gradient_checkpointing: bool = False, lora: LoraRecipe | None = None
+        cls,
+        model_dir: Path | str,
+        *,
+        attention: str = "sdpa",
+        gradient_checkpointing: bool = False,
+        packed: bool = False,
+        lora: LoraRecipe | None = None,
     ) -> PolicyModel:
         """Read a Hugging Face directory, in float32 on the CPU; with `lora`, add adapters and freeze everything else.
+
+        With `packed`, trajectories pass end to end in one row instead of side by side.
 
         The adapters' first values come from torch's random numbers: ranks begin with the same seed.
 
@@ -55,8 +65,8 @@ class PolicyModel(nn.Module):
                 no layers such as the adapters are asked for.
         """
         causal = load_pretrained(AutoModelForCausalLM, model_dir, attention=attention, gradient_checkpointing=gradient_checkpointing)
-        policy = cls(causal).train()
-        if attention == "sdpa":  # flash attention runs on a GPU only
+        policy = cls(causal, packed=packed).train()
+        if attention not in PACKED_ATTENTIONS:  # those run on a GPU only
             policy._check(model_dir)
         if lora is not None:
             policy.adapters = Adapters.attach(causal, lora)
@@ -66,7 +76,7 @@ class PolicyModel(nn.Module):
         """log p(token | tokens before it) at temperature, and the entropy of that distribution; both [B, T], 0 where not wanted.
 
         Args:
-            token_ids_BT: right-padded. Attention is causal and positions count from the left, so padding needs no mask.
+            token_ids_BT: right-padded.
             wanted_BT: bool. The first column cannot be wanted: nothing precedes it.
             sum_pi_squared: answer a third [B, T]: the sum over the vocabulary of squared probabilities, without gradient.
         """
@@ -78,9 +88,28 @@ class PolicyModel(nn.Module):
         blank_BT = hidden_NH.new_zeros(wanted_BT.shape, dtype=torch.float32)
         return tuple(blank_BT.masked_scatter(wanted_BT, values_N) for values_N in told)
 
-    def shard(self, ranks: Ranks, dtype: str) -> None:
-        """Split the parameters over the ranks, layer by layer and the rest at the root. The same at every number of ranks."""
-        self._backbone.shard(self, ranks, dtype)
+    @property
+    def packed(self) -> bool:
+        """Whether trajectories pass end to end in one row."""
+        return self._backbone.packed
+
+    @property
+    def shape(self) -> ModelShape:
+        """What a pass costs."""
+        return self._backbone.model_shape(self.causal.get_output_embeddings().weight)
+
+    def shard(self, ranks: Ranks, dtype: str, *, offload: bool = False, compiled: bool = False) -> None:
+        """Split the parameters over the ranks, layer by layer and the rest at the root. The same at every number of ranks.
+
+        Args:
+            offload: parameters stay in the host's memory between their uses.
+            compiled: compile the layers.
+
+        Raises:
+            ConfigError: packed trajectories would see one another in this model.
+        """
+        self._backbone.shard(self, ranks, dtype, offload=offload, compiled=compiled)
+        self._backbone.require_kept_apart(lambda ids_BT, wanted_BT: self(ids_BT, wanted_BT, ids_BT.new_ones(2).float())[0], ranks, dtype)
 
     def sync_gradients(self, now: bool) -> None:
         """Whether the next backward pass adds the gradients of all ranks: only at the last micro-batch of an update."""
@@ -115,7 +144,7 @@ class PolicyModel(nn.Module):
         token_ids_BT = torch.arange(8)[None] % self._output_weight.shape[0]
         wanted_BT = torch.arange(8)[None] > 0
         ours_BT, _ = self(token_ids_BT, wanted_BT, torch.ones(1))
-        self._backbone.will_read(wanted_BT.shape, torch.arange(8))
+        self._backbone.will_read(wanted_BT.shape, torch.arange(8))  # of the transformer's own padded input
         logits_BTV = self.causal(input_ids=token_ids_BT, use_cache=False).logits.float()
         theirs_BS = logits_BTV[:, :-1].log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
         apart = (ours_BT[:, 1:] - theirs_BS).abs().max().item()

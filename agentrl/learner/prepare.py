@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agentrl.algorithm.advantages import AdvantageInputs, Advantages, Estimator, estimate, find_estimator
 from agentrl.algorithm.controllers import adapted_coefficient
@@ -23,8 +23,10 @@ from agentrl.algorithm.value_loss import explained_sums, explained_variance
 from agentrl.config.recipe import AlgorithmRecipe, KLRecipe, Recipe
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import MicroBatch, StepTokens, TrainingBatch
+from agentrl.learner.critic import CriticModel
 from agentrl.learner.memory import Cut, within_memory
 from agentrl.learner.objective import weigh
+from agentrl.learner.policy import PolicyModel
 from agentrl.learner.state import LearnerState
 from agentrl.record import record
 from agentrl.types import StopReason
@@ -53,7 +55,7 @@ def prepare(state: LearnerState, batch: TrainingBatch, recipe: Recipe, *, step: 
     algorithm = recipe.algorithm
     estimator, method = find_estimator(algorithm.advantage.estimator), find_loss(algorithm.loss.name)
     batch = batch.over_observations() if algorithm.train_on_observations else batch
-    passes = _Passes(state=state, cut=Cut.of(recipe.learner), step=step)
+    passes = _Passes(state=state, cut=Cut.of(recipe.learner, packed=state.policy.packed), step=step)
     tokens = _start(batch, recipe)
     everything = list(range(len(batch.trajectories)))
     squares_N: Tensor | None = None
@@ -139,7 +141,13 @@ class _Passes:
         return replace(tokens, values_N=values_N)
 
     def _sweep(
-        self, tokens: StepTokens, rows: Sequence[int], forward: Callable[[MicroBatch], tuple[Tensor, ...]], model: nn.Module, *, outputs: int
+        self,
+        tokens: StepTokens,
+        rows: Sequence[int],
+        forward: Callable[[MicroBatch], tuple[Tensor, ...]],
+        model: PolicyModel | CriticModel,
+        *,
+        outputs: int,
     ) -> list[Tensor]:
         """Pass rows through a model; what comes out, laid end to end like the batch, 0 for rows that were not asked for."""
         batch, ranks = tokens.batch, self.state.ranks
@@ -155,6 +163,8 @@ class _Passes:
                         whole_N[start : start + length] = answer_T[:length]
             return found
 
+        wanted_N = tokens.critic_mask_N if isinstance(model, CriticModel) else batch.loss_mask_N
+        self.state.work.passed(model.shape, batch, rows, wanted_N, backward=False)
         longest = int(batch.lengths_B.max())
         found = within_memory(work, self.cut, models=[model], ranks=ranks, step=self.step, longest=longest)
         return [ranks.sum(whole_N) for whole_N in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -24,7 +24,7 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # shard, or replicate x shard
 
     @classmethod
     def single(cls, device: Literal["cpu", "cuda"] = "cpu") -> Ranks:
@@ -36,15 +36,16 @@ class Ranks:
         return cls._here(device)
 
     @classmethod
-    def join(cls, rank: int, size: int, init_method: str, device: Literal["cpu", "cuda"], deadline_s: float) -> Ranks:
+    def join(cls, rank: int, size: int, init_method: str, device: Literal["cpu", "cuda"], deadline_s: float, replicate: int = 1) -> Ranks:
         """Meet the other ranks at `init_method` (`tcp://host:port`).
 
         Args:
+            replicate: whole copies of the models; each is sharded over size / replicate neighbouring ranks.
             deadline_s: of meeting and of every collective after it. A rank that does not come, or freezes, ends the others with an
                 error after this time; the run ends, and its next start goes on from a checkpoint.
         """
         dist.init_process_group(_backend(device), init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
-        return cls._here(device)
+        return cls._here(device).with_copies(replicate)
 
     @classmethod
     def _here(cls, kind: str) -> Ranks:
@@ -52,7 +53,14 @@ class Ranks:
         device = torch.device(kind, rank % torch.cuda.device_count()) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(device)
-        return cls(rank=rank, size=size, device=device, mesh=init_device_mesh(kind, (size,)))
+        return cls(rank=rank, size=size, device=device, mesh=init_device_mesh(kind, (size,), mesh_dim_names=("shard",)))
+
+    def with_copies(self, replicate: int) -> Ranks:
+        """The same ranks with a mesh for `replicate` copies. Collective."""
+        if replicate == 1:
+            return self
+        shape, names = (replicate, self.size // replicate), ("replicate", "shard")
+        return replace(self, mesh=init_device_mesh(self.device.type, shape, mesh_dim_names=names))
 
     @property
     def first(self) -> bool:

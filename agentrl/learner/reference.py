@@ -22,14 +22,24 @@ class Reference:
         self.model = model
 
     @classmethod
-    def load(cls, directory: Path | str, ranks: Ranks, *, dtype: str = "float32", attention: str = "sdpa") -> Reference:
-        """A frozen copy of the model in a directory, kept in `dtype` ("float32" or "bfloat16").
+    def load(
+        cls,
+        directory: Path | str,
+        ranks: Ranks,
+        *,
+        dtype: str = "float32",
+        attention: str = "sdpa",
+        packed: bool = False,
+        offload: bool = False,
+        compiled: bool = False,
+    ) -> Reference:
+        """A frozen copy of the model in a directory, kept in `dtype` ("float32" or "bfloat16"); the rest as of `PolicyModel`.
 
         Raises:
             ConfigError: as `PolicyModel.load`.
         """
-        model = PolicyModel.load(directory, attention=attention).requires_grad_(False).eval()
-        model.shard(ranks, dtype)
+        model = PolicyModel.load(directory, attention=attention, packed=packed).requires_grad_(False).eval()
+        model.shard(ranks, dtype, offload=offload, compiled=compiled)
         return cls(model)
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from agentrl.learner.critic import CriticModel
 from agentrl.learner.policy import PolicyModel
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reference import Reference
+from agentrl.learner.throughput import StepWork
 
 __all__ = ["Controllers", "LearnerState"]
 
@@ -33,3 +34,4 @@ class LearnerState:
     critic_optimizer: torch.optim.AdamW | None = None  # there with the critic
     reference: Reference | None = None  # frozen: in no optimizer and no checkpoint
     controllers: Controllers = field(default_factory=Controllers)
+    work: StepWork = field(default_factory=StepWork)  # of the step going on

@@ -20,7 +20,7 @@ from agentrl.learner.optimizer import apply_gradients
 from agentrl.learner.prepare import prepare
 from agentrl.learner.state import LearnerState
 from agentrl.learner.tally import CriticTally, PolicyTally
-from agentrl.record import phase, record
+from agentrl.record import phase, record, span
 from agentrl.seeds import mix
 
 __all__ = ["Updates", "train_step"]
@@ -98,15 +98,19 @@ def _policy_gradients(
         for index, micro_rows in enumerate(micro_batches):
             state.policy.sync_gradients(index == len(micro_batches) - 1)
             micro = tokens.micro_batch(micro_rows, ranks.device)
-            logp_RT, entropy_RT = state.policy(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
+            with span("forward"):
+                logp_RT, entropy_RT = state.policy(micro.token_ids_RT, micro.loss_mask_RT, micro.temperature_R)
             terms = objective(logp_RT, entropy_RT, micro, _denominators(tokens_B, micro, recipe.algorithm.aggregation_horizon))
-            torch.autograd.backward(terms.loss * ranks.size)
+            with span("backward"):
+                torch.autograd.backward(terms.loss * ranks.size)
             tally.add(terms, logp_RT, entropy_RT, micro)
         tally.reduce()
         return tally
 
+    state.work.passed(state.policy.shape, batch, useful, batch.loss_mask_N, backward=True)
     longest = int(batch.lengths_B[list(rows)].max())
-    return within_memory(work, Cut.of(recipe.learner), models=[state.policy], ranks=ranks, step=step, longest=longest)
+    cut = Cut.of(recipe.learner, packed=state.policy.packed)
+    return within_memory(work, cut, models=[state.policy], ranks=ranks, step=step, longest=longest)
 
 
 def _train_critic(state: LearnerState, tokens: StepTokens, recipe: Recipe, critic: CriticRecipe, *, step: int, progress: float) -> tuple[bool, ...]:
@@ -146,8 +150,10 @@ def _critic_gradients(state: LearnerState, tokens: StepTokens, rows: Sequence[in
         tally.reduce()
         return tally
 
+    state.work.passed(critic.shape, batch, rows, tokens.critic_mask_N, backward=True)
     longest = int(batch.lengths_B[list(rows)].max())
-    return within_memory(work, Cut.of(recipe.learner), models=[critic], ranks=ranks, step=step, longest=longest)
+    cut = Cut.of(recipe.learner, packed=state.policy.packed)
+    return within_memory(work, cut, models=[critic], ranks=ranks, step=step, longest=longest)
 
 
 def _denominators(tokens_B: Tensor, micro: MicroBatch, horizon: float | None) -> Denominators:

@@ -115,6 +115,36 @@ LEARNER = (
     metric("learner/updates_done", "optimizer updates of the policy", "updates"),
     metric("learner/updates_skipped", "updates of the policy skipped because loss or gradient was not finite", "updates"),
     metric("learner/tokens", "generated tokens trained on", "tokens", "", "~perf/total_num_tokens"),
+    metric(
+        "learner/passed_tokens_per_s",
+        "tokens through a model, prompts and observations too, once for each pass, over the seconds of the step; padding aside (verl: by rank)",
+        "tokens/s",
+        "",
+        "~perf/throughput",
+    ),
+    metric("learner/tflops_per_s", "operations the model needs for these passes (agentrl/learner/flops.py), over the same; all ranks", "TFLOP/s"),
+    metric(
+        "learner/mfu",
+        "these operations over what the ranks' GPUs could do in the same time: model FLOPs utilisation; absent without a GPU of known peak",
+        "share",
+        "peak operations of all ranks in the step",
+        "~perf/mfu/actor",
+    ),
+    metric(
+        "learner/memory_allocated_mb",
+        "most GPU memory in use within the step, of the rank with the most (verl: in GB, since the start)",
+        "MiB",
+        "",
+        "~perf/max_memory_allocated_gb",
+    ),
+    metric(
+        "learner/memory_reserved_mb",
+        "... held by torch's allocator",
+        "MiB",
+        "",
+        "~perf/max_memory_reserved_gb",
+    ),
+    metric("learner/memory_resident_mb", "without a GPU: largest resident set since the start, of the rank with the largest", "MiB"),
 )
 
 CRITIC = (
