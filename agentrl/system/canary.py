@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +114,9 @@ class Canary:
         beyond = [gap for gap in gaps if gap.largest > self._bounds[0] or gap.mean > self._bounds[1]]
         if beyond:
             worst = max(beyond, key=lambda gap: gap.mean)
-            raise HealthError(await explain(worst, self._bounds, snapshot, engines, run_dir=run_dir, model_dir=model_dir))
+            verdict = await explain(worst, self._bounds, snapshot, engines, run_dir=run_dir, model_dir=model_dir)
+            _append(run_dir / CANARY_LOG, {"version": snapshot.version, "verdict": verdict})
+            raise HealthError(verdict)
 
     def take_metrics(self) -> dict[str, float]:
         """The numbers of the last check, once."""
@@ -152,8 +155,12 @@ class Canary:
             "engines": [gap.to_plain() | ({"checksum": sums[gap.engine]} if sums else {}) for gap in gaps],
             "unheard": sorted({engine.index for engine in engines} - {gap.engine for gap in gaps}),
         }
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(line) + "\n")
+        _append(file, line)
+
+
+def _append(file: Path, line: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line) + "\n")
 
 
 def canary_sequences(

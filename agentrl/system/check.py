@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.system.canary import CANARY_LOG
 
-__all__ = ["Check", "canary", "log_probs", "nothing_changes"]
+__all__ = ["Check", "canary", "log_probs", "nothing_changes", "verdict"]
 
 _NAME_WIDTH = 16
 
@@ -24,7 +24,7 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.passed else 'FAIL'}  {self.name:<{_NAME_WIDTH}}  {self.told}{'' if self.passed else f'. {self.remedy}'}"
+        return f"{'ok  ' if self.passed else 'FAIL'}  {self.name:<{_NAME_WIDTH}}  {self.told}{'' if self.passed or not self.remedy else f'. {self.remedy}'}"
 
 
 def log_probs(run_dir: Path, bounds: tuple[float, float]) -> Check:
@@ -67,14 +67,10 @@ def nothing_changes(run_dir: Path) -> Check:
     return Check(name=name, passed=bool(held), told=f"{told}, 1 at each of {len(held)} engines", remedy="No engine answered: see the canary")
 
 
-def canary(run_dir: Path, cause: str | None) -> Check:
-    """Whether the canary was heard at every engine, and what it was.
-
-    Args:
-        cause: what it ended the run by.
-    """
-    if cause is not None:
-        return Check(name="canary", passed=False, told=cause)
+def canary(run_dir: Path) -> Check:
+    """Whether the canary was heard at every engine, and what it was."""
+    if (ended_by := verdict(run_dir)) is not None:
+        return Check(name="canary", passed=False, told=ended_by)
     lines = _canary_lines(run_dir)
     heard = {engine["engine"] for line in lines for engine in line["engines"]}
     silent = {index for line in lines for index in line["unheard"]} - heard
@@ -84,12 +80,17 @@ def canary(run_dir: Path, cause: str | None) -> Check:
     return Check(name="canary", passed=bool(gaps) and not silent, told=told, remedy=remedy)
 
 
+def verdict(run_dir: Path) -> str | None:
+    """What the canary ended the run by; None where it did not."""
+    return next((line["verdict"] for line in _lines(run_dir / CANARY_LOG) if "verdict" in line), None)
+
+
 def _steps(run_dir: Path) -> list[dict[str, Any]]:
     return [line["metrics"] for line in _lines(run_dir / "metrics.jsonl")]
 
 
 def _canary_lines(run_dir: Path) -> list[dict[str, Any]]:
-    return _lines(run_dir / CANARY_LOG)
+    return [line for line in _lines(run_dir / CANARY_LOG) if "verdict" not in line]
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

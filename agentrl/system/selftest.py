@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agentrl.config.canary import CanaryRecipe
 from agentrl.config.recipe import Recipe
-from agentrl.errors import HealthError
-from agentrl.system.check import Check, canary, log_probs, nothing_changes
+from agentrl.errors import AgentRLError
+from agentrl.system.check import Check, canary, log_probs, nothing_changes, verdict
 from agentrl.system.probe import Probe
 from agentrl.system.run import run
 
@@ -33,15 +33,16 @@ def selftest(recipe: Recipe, *, command: list[str], smoke: bool) -> int:
     tested = selftest_recipe(recipe)
     assert tested.canary is not None
     bounds, directory = tested.canary.bounds(tested.model.dtype), Path(tested.run.dir).resolve() / tested.name
-    probe, cause, code = Probe(), None, 0
+    probe, code = Probe(), 0
     try:
         code = run(tested, command=command, smoke=smoke, fresh=True, beside=probe)
-    except HealthError as error:
-        cause = str(error)
+    except AgentRLError:
+        if verdict(directory) is None:
+            raise
     if code:
         return code  # stopped by a signal
     asked = [probe.checks.get(name, _unasked(name)) for name in ("tokenizer", "vocabulary", "template")]
-    checks = [log_probs(directory, bounds), *asked, nothing_changes(directory), canary(directory, cause)]
+    checks = [log_probs(directory, bounds), *asked, nothing_changes(directory), canary(directory)]
     for check in checks:
         print(check)
     failed = sum(not check.passed for check in checks)

@@ -55,7 +55,7 @@ def checked(learner: Learner, engine: httpx.Client, model_dir: Path, run_dir: Pa
             await canary.check(snapshot, [client], run_dir=run_dir, model_dir=model_dir)
 
     trio.run(main)
-    (line,) = (json.loads(text) for text in (run_dir / "canary.jsonl").read_text().splitlines())
+    line, *_ = (json.loads(text) for text in (run_dir / "canary.jsonl").read_text().splitlines())
     return line
 
 

@@ -95,12 +95,13 @@ def test_weights_that_change_at_learning_rate_0_are_the_learners_or_the_engines(
 
 def test_the_canary_must_have_been_heard_at_every_engine(tmp_path):
     write_lines(tmp_path / "canary.jsonl", heard(0, unheard=(1,)), heard(1, gap=2e-6) | {"unheard": []})
-    told = canary(tmp_path, None)
+    told = canary(tmp_path)
     assert (told.passed, told.told) == (False, "2 checks of 1 engines under 2 versions: 2e-06 at most")
     assert "engine 1" in told.remedy
     write_lines(tmp_path / "canary.jsonl", heard(0), heard(1, gap=2e-6))
-    assert canary(tmp_path, None).passed
-    assert canary(tmp_path, "the canary: engine 0 ...").told == "the canary: engine 0 ..."
+    assert canary(tmp_path).passed
+    write_lines(tmp_path / "canary.jsonl", heard(0), heard(1), {"version": 1, "verdict": "the canary: engine 0 and the learner"})
+    assert str(canary(tmp_path)) == "FAIL  canary            the canary: engine 0 and the learner"
 
 
 @pytest.mark.parametrize(
