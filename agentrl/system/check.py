@@ -24,16 +24,15 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.passed else 'FAIL'}  {self.name:<{_NAME_WIDTH}}  {self.told}{'' if self.passed or not self.remedy else f'. {self.remedy}'}"
+        remedy = "" if self.passed or not self.remedy else f". {self.remedy}"
+        return f"{'ok  ' if self.passed else 'FAIL'}  {self.name:<{_NAME_WIDTH}}  {self.told}{remedy}"
 
 
 def log_probs(run_dir: Path, bounds: tuple[float, float]) -> Check:
     """Whether the log-probs that came with the engines' tokens are the learner's. At learning rate 0 every version has the same weights."""
     steps = [metrics for metrics in _steps(run_dir) if metrics.get("learner/logprob_gap_max") is not None]
     if not steps:
-        return Check(
-            name="log-probs", passed=False, told="no token was trained on", remedy=f"See {run_dir / 'logs'} and batch/stop/ in metrics.jsonl"
-        )
+        return Check(name="log-probs", passed=False, told="no token was trained on", remedy=_early(run_dir))
     largest = max(metrics["learner/logprob_gap_max"] for metrics in steps)
     tokens = sum(metrics["learner/tokens"] for metrics in steps)
     mean = sum(metrics["learner/logprob_gap_mean"] * metrics["learner/tokens"] for metrics in steps) / max(tokens, 1)
@@ -52,7 +51,7 @@ def nothing_changes(run_dir: Path) -> Check:
     lines = _canary_lines(run_dir)
     name, sent = "no change", {line["checksum"] for line in lines}
     if len(lines) < 2:
-        return Check(name=name, passed=False, told=f"{len(lines)} versions were published: expected 2 at least", remedy=f"See {run_dir / 'logs'}")
+        return Check(name=name, passed=False, told=f"{len(lines)} versions were published: expected 2 at least", remedy=_early(run_dir))
     held: dict[int, set[str]] = {}
     for line in lines:
         for engine in line["engines"]:
@@ -83,6 +82,10 @@ def canary(run_dir: Path) -> Check:
 def verdict(run_dir: Path) -> str | None:
     """What the canary ended the run by; None where it did not."""
     return next((line["verdict"] for line in _lines(run_dir / CANARY_LOG) if "verdict" in line), None)
+
+
+def _early(run_dir: Path) -> str:
+    return f"See {run_dir / 'logs'}" if verdict(run_dir) is None else "The canary ended the run before"
 
 
 def _steps(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`agentrl selftest` on the quick start made small: all of it agrees, and an engine with another tokenizer or other bounds does not pass."""
+"""`agentrl selftest` on the quick start made small: all of it agrees, and bounds that rounding breaks do not pass."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def test_the_quick_start_passes_every_check_with_a_line_each(tmp_path):
     assert lines[-1] == f"6 of 6 checks passed; the run they are about: {tmp_path / 'checked-selftest'}"
 
 
+@pytest.mark.soak
 def test_bounds_below_rounding_fail_with_the_reason_and_exit_code_1(tmp_path):
     process = selftest(tmp_path, "canary.max_gap=1e-9")
     assert process.returncode == 1, process.stdout + process.stderr
