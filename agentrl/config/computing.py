@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.config.attentions import PACKED_ATTENTIONS
 from agentrl.config.profile import ProfileRecipe
 
-__all__ = ["PACKED_ATTENTIONS", "packs", "refused_computing"]
+__all__ = ["refused_computing"]
 
 Plain = Mapping[str, Any]  # a recipe as a map of sections
-
-# Attentions that take trajectories end to end and compute none against the others. Kernels for GPUs, in half precision.
-PACKED_ATTENTIONS = ("flash_attention_2", "varlen")
-
-
-def packs(packing: str, attention: str) -> bool:
-    """Whether trajectories go through the model end to end: `learner.packing` with `model.attention`."""
-    return packing == "packed" or (packing == "auto" and attention in PACKED_ATTENTIONS)
 
 
 def refused_computing(recipe: Plain) -> str | None:

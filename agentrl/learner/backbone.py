@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.computing import PACKED_ATTENTIONS
+from agentrl.config.attentions import PACKED_ATTENTIONS
 from agentrl.errors import ConfigError
 from agentrl.learner.attention import make_ready
 from agentrl.learner.flops import ModelShape

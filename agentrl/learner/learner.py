@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.config.computing import packs
+from agentrl.config.attentions import packs
 from agentrl.config.recipe import Recipe
 from agentrl.errors import AgentRLError
 from agentrl.learner.batch import TrainingBatch

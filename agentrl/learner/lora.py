@@ -15,13 +15,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.recipe import LoraRecipe
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:  # so that a model needs nothing of what recipes are made of
+    from agentrl.config.recipe import LoraRecipe
 
 __all__ = ["Adapters", "base_fingerprint"]
 

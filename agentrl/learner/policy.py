@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.computing import PACKED_ATTENTIONS
-from agentrl.config.recipe import LoraRecipe
+from agentrl.config.attentions import PACKED_ATTENTIONS
 from agentrl.errors import ConfigError
 from agentrl.learner.backbone import Backbone, load_pretrained
 from agentrl.learner.flops import ModelShape
 from agentrl.learner.logprob import token_logprobs
 from agentrl.learner.lora import Adapters
 from agentrl.learner.ranks import Ranks
+
+if TYPE_CHECKING:  # so that a model needs nothing of what recipes are made of
+    from agentrl.config.recipe import LoraRecipe
 
 __all__ = ["PolicyModel"]
 
