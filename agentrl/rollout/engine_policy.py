@@ -156,11 +156,15 @@ class _Draft:
         if len(reply.output_ids) > self.left:
             raise EngineError(f"an engine wrote {len(reply.output_ids)} tokens where {self.left} were asked for")
         seam = len(self)
-        lengths = [span.end - span.start for span in reply.spans]
-        versions = np.repeat(np.array([span.version for span in reply.spans], dtype=np.int32), lengths)
-        self.token_ids = np.concatenate([self.token_ids, reply.output_ids])
-        self._logprobs = np.concatenate([self._logprobs, reply.logprobs])
-        self._versions = np.concatenate([self._versions, versions])
+        versions = np.empty(len(reply.output_ids), dtype=np.int32)
+        for span in reply.spans:
+            versions[span.start : span.end] = span.version
+        if seam:
+            self.token_ids = np.concatenate([self.token_ids, reply.output_ids])
+            self._logprobs = np.concatenate([self._logprobs, reply.logprobs])
+            self._versions = np.concatenate([self._versions, versions])
+        else:
+            self.token_ids, self._logprobs, self._versions = reply.output_ids, reply.logprobs, versions
         self.text = self._decode(self.token_ids)
         self._see_end(reply, seam)
         if self.stop and not len(self):

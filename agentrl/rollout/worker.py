@@ -35,7 +35,8 @@ __all__ = ["RolloutWorker", "TicketClient", "cause_of"]
 HEARTBEAT_S = 2.0
 LONG_POLL_S = 10.0
 ASK_AGAIN_S = 1.0  # a full worker asks this often which of its tickets were cancelled
-AHEAD_SHARE = 1 / 16  # of `concurrency`: tickets held beyond it, so that a finished episode's place is taken at once
+AHEAD_SHARE = 1 / 8  # of `concurrency`: tickets held beyond it, so that a finished episode's place is taken at once
+GATHER_S = 0.01  # outcomes that end within this time share a call, which costs as much as several of them; nobody waits for it
 FLUSH_S = 10.0  # for the last outcomes, when the tickets have ended
 MAX_OUTCOMES = 64  # per call: its acknowledgement is a write of the journal
 MAX_DETAIL = 4000  # characters
@@ -147,6 +148,7 @@ class RolloutWorker:
         """
         async with finished:
             async for outcome in finished:
+                await trio.sleep(GATHER_S)
                 outcomes = [outcome, *_ready(finished, MAX_OUTCOMES - 1)]
                 accepted = await self._client.close_tickets(outcomes)
                 self._counts["late"] += accepted.count(False)
