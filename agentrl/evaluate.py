@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import trio
 
 from agentrl.config.paths import require_files
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient, EngineKeys
+from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable
 from agentrl.metrics.console import Console
 from agentrl.system.build import Cluster, environment_file, refuse_unsupported, start_processes
 from agentrl.system.driver import EVENTS_POLL_S, console_of, make_launcher, told
+from agentrl.system.engines import engine_clients
 from agentrl.system.prepare import prepare
 from agentrl.system.run import first_error, import_path
 from agentrl.system.rundir import write_json
@@ -84,8 +86,7 @@ class _Evaluation:
             )
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
-                keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
-                nursery.start_soon(_keep_loaded, cluster, self.model_dir, keys)
+                nursery.start_soon(_keep_loaded, cluster, self.model_dir, engine_clients(recipe))
                 await self._follow(cluster)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
@@ -111,7 +112,7 @@ class _Evaluation:
                     return
 
 
-async def _keep_loaded(cluster: Cluster, model_dir: Path, keys: EngineKeys) -> None:
+async def _keep_loaded(cluster: Cluster, model_dir: Path, connect: Callable[[str, int], EngineClient]) -> None:
     """Bring every engine to the model under one version, as the learner does in a run.
 
     consumes      the buffer's roster of engines
@@ -127,7 +128,7 @@ async def _keep_loaded(cluster: Cluster, model_dir: Path, keys: EngineKeys) -> N
             if entry.current or entry.given_up:
                 continue
             try:
-                async with EngineClient(entry.url, entry.index, keys=keys) as engine:
+                async with connect(entry.url, entry.index) as engine:
                     await engine.update_from_disk(str(model_dir), version=version, deadline_s=_LOAD_DEADLINE_S)
             except EngineUnavailable as error:  # it has died, or is to be restarted
                 await cluster.buffer.engine_fenced(entry.index, entry.incarnation, str(error), give_up=True)

@@ -5,6 +5,9 @@ first) through `point` the action is done: `kill` (SIGKILL to this process), `st
 
     AGENTRL_FAULTS=journal.appended=kill@3 agentrl run recipes/quickstart.yaml
 
+With a directory in `AGENTRL_FAULTS_ONCE` each of them is done once by all processes that share it, whichever comes first: one engine of two
+is killed, and not once more when it has been restarted.
+
 Unarmed, a point costs one dictionary lookup.
 """
 
@@ -29,11 +32,23 @@ def point(name: str) -> None:
         return
     _passages[name] += 1
     action, passage = _armed[name]
-    if _passages[name] != passage:
+    if _passages[name] != passage or _done_by_another(name):
         return
     if action == "raise":
         raise FaultInjected(f"fault point {name}, passage {passage}")
     os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+
+
+def _done_by_another(name: str) -> bool:
+    """Whether a process that shares the directory has done it; from now on it has."""
+    directory = os.environ.get("AGENTRL_FAULTS_ONCE")
+    if directory is None:
+        return False
+    try:
+        os.close(os.open(os.path.join(directory, name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return True
+    return False
 
 
 def _parse(text: str) -> dict[str, tuple[str, int]]:

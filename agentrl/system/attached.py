@@ -14,7 +14,7 @@ import trio
 
 from agentrl.buffer_api import BufferClient, EngineEntry
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient, EngineKeys, ModelInfo
+from agentrl.engine_api import EngineClient, ModelInfo
 from agentrl.errors import ConfigError, EngineError
 from agentrl.system.sglang import require_abilities
 
@@ -40,13 +40,14 @@ class AttachedEngines:
 
     Args:
         next_incarnation: gives numbers larger than any before.
+        connect: makes the client of an engine, from its URL and index.
     """
 
-    def __init__(self, recipe: Recipe, *, buffer: BufferClient, next_incarnation: Callable[[], int]) -> None:
-        engine = recipe.engine
-        keys = EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
+    def __init__(
+        self, recipe: Recipe, *, buffer: BufferClient, next_incarnation: Callable[[], int], connect: Callable[[str, int], EngineClient]
+    ) -> None:
         self._recipe, self._buffer, self._next_incarnation = recipe, buffer, next_incarnation
-        self._engines = [_Attached(EngineClient(url, index, keys=keys)) for index, url in enumerate(engine.urls)]
+        self._engines = [_Attached(connect(url, index)) for index, url in enumerate(recipe.engine.urls)]
 
     async def admit(self) -> None:
         """Put all of them on the roster.

@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError, RecipeCodeError
 from agentrl.metrics.catalogue import unknown
 from agentrl.resolve import called, origin, resolve
 from agentrl.system.attached import AttachedEngines
+from agentrl.system.engines import engine_clients
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.sglang import require_sglang
 from agentrl.system.supervisor import Supervisor
@@ -174,7 +175,9 @@ async def _start_servers(supervisor: Supervisor, specs: _Specs) -> str | None:
     recipe, urls = specs.recipe, {}
     if recipe.engine.urls:  # before anything that takes longer: a wrong URL is told at once
         assert supervisor.buffer is not None
-        supervisor.attached = AttachedEngines(recipe, buffer=supervisor.buffer, next_incarnation=supervisor.next_incarnation)
+        supervisor.attached = AttachedEngines(
+            recipe, buffer=supervisor.buffer, next_incarnation=supervisor.next_incarnation, connect=engine_clients(recipe)
+        )
         await supervisor.attached.admit()
 
     async def start(spec: ProcessSpec) -> None:

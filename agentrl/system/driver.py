@@ -14,13 +14,13 @@ import trio
 
 from agentrl.buffer.settings import BufferSettings
 from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineKeys
 from agentrl.errors import AgentRLError
 from agentrl.metrics.alarms import read_alarms
 from agentrl.metrics.console import Console
 from agentrl.metrics.evaluation import evaluation_metrics
 from agentrl.metrics.sinks import Sinks
 from agentrl.system.build import Cluster, start_processes
+from agentrl.system.engines import engine_clients
 from agentrl.system.local import LocalLauncher
 from agentrl.system.meters import EngineMeter, FlowMeter
 from agentrl.system.notify import notify
@@ -135,8 +135,7 @@ class Driver:
                     reached = self._take(event) or reached
             return reached
 
-        engine = self.recipe.engine
-        async with EngineMeter(cluster.buffer, EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)) as meter:
+        async with EngineMeter(cluster.buffer, engine_clients(self.recipe)) as meter:
             while (phase := await take(EVENTS_POLL_S)) is None:
                 continue
             with trio.move_on_after(LAST_CHECKPOINT_S):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.buffer_api import BufferClient, EngineRoster
-from agentrl.engine_api import EngineClient, EngineKeys
+from agentrl.engine_api import EngineClient
 from agentrl.errors import EngineError
 
 __all__ = ["EngineMeter", "FlowMeter"]
@@ -19,11 +19,11 @@ class EngineMeter:
     """The roster's engines: how many have the newest weights, and differences of the embedded ones' counters.
 
     Args:
-        keys: of the engines.
+        connect: makes the client of an engine, from its URL and index.
     """
 
-    def __init__(self, buffer: BufferClient, keys: EngineKeys) -> None:
-        self._buffer, self._keys = buffer, keys
+    def __init__(self, buffer: BufferClient, connect: Callable[[str, int], EngineClient]) -> None:
+        self._buffer, self._connect = buffer, connect
         self._engines: dict[tuple[int, int], EngineClient] = {}  # by (index, incarnation)
         self._last: dict[tuple[int, int], tuple[float, float, float]] = {}  # (read at, generated tokens, busy seconds)
 
@@ -60,7 +60,7 @@ class EngineMeter:
             await self._engines.pop(key).aclose()
             self._last.pop(key, None)
         for key in live.keys() - self._engines.keys():
-            self._engines[key] = EngineClient(live[key].url, live[key].index, keys=self._keys)
+            self._engines[key] = self._connect(live[key].url, live[key].index)
 
 
 class FlowMeter:

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import trio
 
 from agentrl.buffer_api import BufferClient, EngineEntry
-from agentrl.config.recipe import Recipe
-from agentrl.engine_api import EngineClient, EngineKeys
+from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, EngineRefused, PublishError
-from agentrl.weights import Published, Publisher, Snapshot, save_snapshot
+from agentrl.system.snapshots import SnapshotDirectories
+from agentrl.weights import Published, Publisher, Snapshot
 
 __all__ = ["Publishing"]
 
@@ -45,18 +43,25 @@ class Publishing:
     """The engines of a run as the learner sees them.
 
     Args:
-        directory: where snapshots are kept for cold syncs, as `v<version>`; only the newest is, unless `weights.keep_snapshots`.
+        directories: where snapshots are for cold syncs.
+        connect: makes the client of an engine, from its URL and index.
         listen: told of every version that is out, with the engines that have it, before the next one is sent.
     """
 
-    def __init__(self, buffer: BufferClient, publisher: Publisher, recipe: Recipe, *, directory: Path, model_dir: Path, listen: Listener) -> None:
-        self._buffer, self._publisher, self._listen = buffer, publisher, listen
-        self._directory, self._model_dir, self._keeps = directory, model_dir, recipe.weights.keep_snapshots
-        self._keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
+    def __init__(
+        self,
+        buffer: BufferClient,
+        publisher: Publisher,
+        directories: SnapshotDirectories,
+        *,
+        connect: Callable[[str, int], EngineClient],
+        listen: Listener,
+    ) -> None:
+        self._buffer, self._publisher, self._connect, self._listen = buffer, publisher, connect, listen
+        self._directories = directories
         self._engines: dict[tuple[int, int], _Engine] = {}  # by (index, incarnation): those that live
         self._newest: Snapshot | None = None  # the version that engines are brought to
         self._changed = trio.Event()  # replaced at every change
-        self._writing = trio.Lock()  # the newest snapshot's directory
 
     async def first(self, snapshot: Snapshot) -> None:
         """Bring initial or restored weights to every engine by disk. Returns when all that live have them, or failed, and at least one has.
@@ -185,14 +190,11 @@ class Publishing:
                     await self._cold_sync(engine)
 
     async def _cold_sync(self, engine: _Engine) -> None:
-        began = trio.current_time()
+        snapshot, began = self._newest, trio.current_time()
+        assert snapshot is not None, "an engine is behind something"
+        engine.reading = snapshot.version
         try:
-            async with self._writing:
-                snapshot = self._newest
-                assert snapshot is not None, "an engine is behind something"
-                engine.reading = snapshot.version
-                path = await trio.to_thread.run_sync(save_snapshot, snapshot, self._directory / f"v{snapshot.version}", self._model_dir)
-            await self._publisher.cold_sync(engine.client, snapshot.version, path)
+            await self._publisher.cold_sync(engine.client, snapshot.version, await self._directories.path(snapshot))
         except (AgentRLError, OSError) as error:
             engine.refused = isinstance(error, EngineRefused)
             await self._fence(engine, str(error))
@@ -214,7 +216,7 @@ class Publishing:
             self._publisher.set_engines([engine.client for engine in sending])
         for key in live.keys() - self._engines.keys():
             entry = live[key]
-            engine = self._engines[key] = _Engine(entry=entry, client=EngineClient(entry.url, entry.index, keys=self._keys))
+            engine = self._engines[key] = _Engine(entry=entry, client=self._connect(entry.url, entry.index))
             keepers.start_soon(self._keep, engine)
         self._wake()
         await self._close(gone)
@@ -241,13 +243,8 @@ class Publishing:
         self._wake()
 
     async def _tidy(self) -> None:
-        """Remove the directories of older versions that nobody reads."""
-        if self._keeps or self._newest is None:
-            return
-        read = {engine.reading for engine in self._engines.values()}
-        for path in self._directory.glob("v*"):
-            if path.name[1:].isdecimal() and int(path.name[1:]) < self._newest.version and int(path.name[1:]) not in read:
-                await trio.to_thread.run_sync(shutil.rmtree, path, True)
+        if self._newest is not None:
+            await self._directories.tidy(self._newest.version, read={e.reading for e in self._engines.values() if e.reading is not None})
 
     @property
     def _members(self) -> list[_Engine]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +50,7 @@ class _Watched:
     process: Process
     url: str | None = None
     ready: bool = False  # and not dead
-    last_answer: float = field(default_factory=time.monotonic)
+    last_answer: float = field(default_factory=trio.current_time)
     killed_for: str = ""  # why this supervisor killed it
 
 
@@ -91,7 +90,7 @@ class Supervisor:
         if deadline.cancelled_caught:
             process.kill()
             raise ProcessDied(f"{spec.name} was not ready within {spec.ready_deadline_s:.0f} s. Log: {spec.log}")
-        watched.url, watched.ready, watched.last_answer = info.get("url"), True, time.monotonic()
+        watched.url, watched.ready, watched.last_answer = info.get("url"), True, trio.current_time()
         if spec.role is Role.ENGINE:
             await self._register(spec, info["url"])
         self._nursery.start_soon(self._watch, watched)
@@ -114,7 +113,7 @@ class Supervisor:
                     self._hear_clients(status["heartbeats"])
                     await self._heed([EngineEntry(**engine) for engine in status["engines"]])
                 for watched in list(self._watched.values()):
-                    if watched.ready and time.monotonic() - watched.last_answer > SILENT_AFTER_S:
+                    if watched.ready and trio.current_time() - watched.last_answer > SILENT_AFTER_S:
                         self._kill(watched, f"it had not answered for {SILENT_AFTER_S:.0f} s")
 
     async def stop(self, *roles: Role) -> None:
@@ -166,7 +165,7 @@ class Supervisor:
             raise end.refusal() or ProcessDied(_obituary(watched, end))
 
     async def _restart(self, spec: ProcessSpec, end: Exit, killed_for: str = "") -> None:
-        role, now, why = spec.role, time.monotonic(), f"{end}, because {killed_for}" if killed_for else str(end)
+        role, now, why = spec.role, trio.current_time(), f"{end}, because {killed_for}" if killed_for else str(end)
         self.deaths[role] += 1
         restarts, window_s = self._restarts[role], RESTART_WINDOW_S[role]
         while restarts and now - restarts[0] > window_s:
@@ -206,7 +205,7 @@ class Supervisor:
             with trio.move_on_after(PROBE_EVERY_S):
                 try:
                     if (await http.get(f"{watched.url}/health")).status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-                        watched.last_answer = time.monotonic()
+                        watched.last_answer = trio.current_time()
                 except httpx.TransportError as error:
                     log.debug("%s: %r", watched.process.spec.name, error)
 
@@ -215,7 +214,7 @@ class Supervisor:
     def _hear_clients(self, heartbeats: dict[str, Any]) -> None:
         for name, watched in self._watched.items():
             if watched.url is None and name in heartbeats:
-                watched.last_answer = max(watched.last_answer, time.monotonic() - heartbeats[name]["age_s"])
+                watched.last_answer = max(watched.last_answer, trio.current_time() - heartbeats[name]["age_s"])
 
 
 def _obituary(watched: _Watched, end: Exit) -> str:

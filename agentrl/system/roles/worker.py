@@ -72,7 +72,7 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
 
 
 def _known_ids(model_dir: Path) -> int:
-    """Rows of the model's embedding: an id beyond them ends a whole SGLang server. Often more than the tokenizer has, and a policy may write those."""
+    """Rows of the model's embedding: an id beyond them ends a whole SGLang server. The tokenizer may have fewer, and a policy may write them all."""
     rows: int = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     return rows
 
