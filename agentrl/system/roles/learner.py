@@ -31,9 +31,12 @@ from agentrl.metrics.batch import batch_metrics
 from agentrl.metrics.health import Alarm
 from agentrl.record import Recorder, record
 from agentrl.system.canary import Canary
+from agentrl.system.engine_profiles import start_engine_profiles
+from agentrl.system.engines import engine_clients
 from agentrl.system.guard import Guard
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.system.publishing import Publishing
+from agentrl.system.snapshots import SnapshotDirectories
 from agentrl.types import Trajectory
 from agentrl.weights import Publisher, Snapshot, save_snapshot
 from agentrl.wire import decode_trajectory
@@ -76,7 +79,13 @@ class LearnerProgram:
         recipe, payload = self.recipe, self.spec.payload
         learner_recipe = recipe.learner
         ranks = await trio.to_thread.run_sync(
-            Ranks.join, self.spec.index, learner_recipe.ranks, payload["rendezvous"], learner_recipe.device, learner_recipe.collective_deadline_s
+            Ranks.join,
+            self.spec.index,
+            learner_recipe.ranks,
+            payload["rendezvous"],
+            learner_recipe.device,
+            learner_recipe.collective_deadline_s,
+            learner_recipe.replicate,
         )
         self.learner = await trio.to_thread.run_sync(Learner.build, recipe, self.model_dir, ranks, self.run_dir)
         self.canary = await trio.to_thread.run_sync(Canary.of, recipe, self.model_dir)
@@ -101,7 +110,13 @@ class LearnerProgram:
         recipe, directory = self.recipe, self.run_dir / "weights"
         backend = "nccl" if recipe.learner.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
         publisher = Publisher(recipe.weights, model_dir=self.model_dir, directory=directory, device_backend=backend)
-        return Publishing(self.buffer, publisher, recipe, directory=directory, model_dir=self.model_dir, listen=self._hear_canary)
+        return Publishing(
+            self.buffer,
+            publisher,
+            SnapshotDirectories(directory, self.model_dir, keep=recipe.weights.keep_snapshots),
+            connect=engine_clients(recipe),
+            listen=self._hear_canary,
+        )
 
     async def _work(self) -> None:
         send, receive = trio.open_memory_channel[Snapshot](1)
@@ -147,6 +162,8 @@ class LearnerProgram:
             record("seconds/wait_batch", time.monotonic() - self._waiting_since)
             record("seconds/checkpoint", self._checkpoint_s)
             groups = [[decode_trajectory(raw) for raw in group] for group in grant.groups]
+            if self.lead:
+                await start_engine_profiles(self.recipe, self.buffer, self.run_dir, grant.step)
             self._checkpoint_s, started = 0.0, time.time()
             report = await trio.to_thread.run_sync(self._train, groups, grant)
             ended = time.time()
