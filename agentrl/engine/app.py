@@ -3,7 +3,7 @@
     server = EngineServer(model_dir, slots=64, context_tokens=1024)
     uvicorn.run(server.app, ...)
 
-The application's lifespan starts and joins the one engine thread. Bind it to loopback: like SGLang without keys, it trusts its callers.
+The application's lifespan starts and joins the one engine thread. Without keys it trusts its callers, like SGLang: bind it to loopback then.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from agentrl.engine.access import Access
 from agentrl.engine.architecture import ModelConfig
 from agentrl.engine.control import REFUSALS, Control
 from agentrl.engine.generation import Generation
+from agentrl.engine.profile import profile_calls
 from agentrl.engine.request import Limits
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.scheduler import Scheduler
@@ -34,6 +38,7 @@ from agentrl.errors import EngineError
 __all__ = ["EngineServer"]
 
 SGLANG_VERSION = "0.5.23"  # whose API this is
+_ALSO_GET = ("/flush_cache", "/weights_checker")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -48,6 +53,8 @@ class EngineServer:
         threads: of torch, in the engine thread.
         weight_version: of the weights in `model_dir`.
         deterministic: a token's bits depend on nothing but its own sequence (needs one thread and at least 4 slots; slower).
+        api_key: wanted of callers, as `Authorization: Bearer KEY`.
+        admin_key: wanted instead for control calls.
 
     Raises:
         EngineError: the model or the options do not fit.
@@ -64,6 +71,8 @@ class EngineServer:
         dtype: str = "float32",
         weight_version: str = "0",
         deterministic: bool = False,
+        api_key: str | None = None,
+        admin_key: str | None = None,
     ) -> None:
         config = ModelConfig.load(model_dir)
         if context_tokens > config.max_tokens:
@@ -91,11 +100,15 @@ class EngineServer:
         fixed = {"tp_size": 1, "dp_size": 1, "load_format": "safetensors", "enable_deterministic_inference": deterministic}
         paths = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), str(model_dir))
         self._arguments: dict[str, Any] = {**paths, **serving, **fixed}
-        self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=REFUSALS)
+        calls = self._control_calls()
+        guard = [Middleware(Access, api_key=api_key, admin_key=admin_key, control=frozenset(calls))] if api_key or admin_key else []
+        self.app = Starlette(routes=self._routes(calls), middleware=guard, lifespan=self._lifespan, exception_handlers=REFUSALS)
 
-    def _routes(self) -> list[Route]:
+    def _control_calls(self) -> dict[str, Endpoint]:
+        """What changes the engine or ends requests, by path: with an admin key these need it."""
         control = Control(self._scheduler, self._generation.thread, self._updates)
-        posts = {
+        return {
+            "/flush_cache": control.flush,
             "/abort_request": control.abort,
             "/pause_generation": control.pause,
             "/continue_generation": control.resume,
@@ -107,7 +120,10 @@ class EngineServer:
             "/update_weights_from_disk": control.updating(self._updates.from_disk, num_paused_requests=0),
             "/update_weight_version": control.rename,
             "/weights_checker": control.checksum,
+            **profile_calls(self._generation.thread.profiler, self._generation.thread.call),
         }
+
+    def _routes(self, calls: dict[str, Endpoint]) -> list[Route]:
         gets: dict[str, Endpoint] = {
             "/health": self._health,
             "/health_generate": self._health,
@@ -120,8 +136,7 @@ class EngineServer:
         }
         return [
             Route("/generate", self._generation, methods=["POST"]),
-            Route("/flush_cache", control.flush, methods=["GET", "POST"]),
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
+            *(Route(path, endpoint, methods=["GET", "POST"] if path in _ALSO_GET else ["POST"]) for path, endpoint in calls.items()),
             *(Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()),
         ]
 
@@ -177,8 +192,9 @@ class EngineServer:
             "num_waiting_reqs": load["waiting"],
             "num_total_reqs": load["running"] + load["waiting"],
             "num_used_tokens": load["used_tokens"],
+            "max_running_requests": self._arguments["max_running_requests"],
             "max_total_num_tokens": capacity,
             "token_usage": load["used_tokens"] / capacity,
             "gen_throughput": counted.generated_tokens / counted.busy_s if counted.busy_s else 0.0,
         }
-        return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [entry]})
+        return JSONResponse({"timestamp": datetime.now(UTC).isoformat(), "version": SGLANG_VERSION, "loads": [entry]})

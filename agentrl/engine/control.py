@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -43,8 +44,8 @@ class Control:
     async def pause(self, request: Request) -> Response:
         """Stop generating; requests that come in wait."""
         mode = (await _body(request)).get("mode", "abort")
-        if mode not in ("abort", "retract"):
-            raise EngineRefused(f"mode must be 'abort' or 'retract', got {mode!r}; the embedded engine has no others")
+        if mode not in ("abort", "retract", "in_place"):
+            raise EngineRefused(f"mode must be 'abort', 'retract' or 'in_place', got {mode!r}")
         await self._run(lambda: self._scheduler.pause(mode))
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
@@ -66,7 +67,7 @@ class Control:
 
     async def checksum(self, request: Request) -> Response:
         """Checksums of the live weights, by name and of all."""
-        action = (await _body(request)).get("action")
+        action = (await _body(request)).get("action", "checksum")
         if action != "checksum":
             raise EngineRefused(f"action must be 'checksum', got {action!r}")
         checksums = await self._run(self._scheduler.runner.weights.checksums)
@@ -102,4 +103,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return JSONResponse(refused(str(error)), 503 if isinstance(error, EngineUnavailable) else 400)
 
 
-REFUSALS: dict[Any, Any] = {EngineError: _refuse, PublishError: _refuse}
+async def _no_such_call(request: Request, error: HTTPException) -> Response:
+    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
+
+
+REFUSALS: dict[Any, Any] = {EngineError: _refuse, PublishError: _refuse, HTTPException: _no_such_call}

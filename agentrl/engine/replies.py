@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
-from agentrl.engine.sequence import Sequence
-from agentrl.engine.stops import TokenText
+from agentrl.engine.sequence import ABORTED_WAITING, Progress, Sequence
+from agentrl.engine.stops import UNDECODABLE, TokenText
 
-__all__ = ["failure_status", "generate_reply", "outcome", "refused"]
+__all__ = ["failure_status", "generate_reply", "outcome", "refused", "stream_reply"]
 
 LogprobEntry = list[Any]  # [logprob | null, token id, text | null]
 
 
 def generate_reply(sequence: Sequence, text: TokenText | None) -> dict[str, Any]:
     """The reply to one finished sequence. Aborted in the queue, it has SGLang's reduced `meta_info`, with all tokens it had."""
-    request = sequence.request
     assert sequence.finish is not None
-    meta: dict[str, Any] = {"id": request.rid, "finish_reason": sequence.finish, "weight_version": sequence.version}
-    waited = sequence.finish.get("message") == "Abort in waiting queue"
-    if not waited:
-        meta |= {"prompt_tokens": len(request.input_ids), "num_retractions": sequence.retractions}
-    if request.return_logprob:
-        meta["input_token_logprobs"] = _prompt_entries(sequence, text)
-        meta["output_token_logprobs"] = _entries(sequence, sequence.logprobs, sequence.output, text)
-        meta["output_token_logprobs_length"] = len(sequence.output)
-    meta |= {"reasoning_tokens": 0, "completion_tokens": len(sequence.output)}
-    if not waited:
-        meta |= {"cached_tokens": sequence.cached_tokens, "cached_tokens_details": {"device": sequence.cached_tokens, "host": 0}}
+    count = len(sequence.output)
+    if sequence.finish.get("message") == ABORTED_WAITING["message"]:
+        meta = {"id": sequence.request.rid, "finish_reason": sequence.finish, "weight_version": sequence.version, "completion_tokens": count}
+        meta |= _logprobs(sequence, count, text)
+    else:
+        meta = _meta(sequence, count, sequence.version, text)
     meta |= {
-        "weight_versions": sequence.version_spans(),
-        "dp_rank": None,
+        # as SGLang has it: no token, and yet a span
+        "weight_versions": sequence.version_spans() or [{"version": sequence.version, "start": 0, "end": 0}],
         "e2e_latency": sequence.finished_s - sequence.arrived_s,
         "response_sent_to_client_ts": time.time(),
     }
     reply = {"output_ids": sequence.output, "meta_info": meta}
     return reply if text is None else {"text": _text(sequence, text), **reply}
+
+
+def stream_reply(sequence: Sequence, progress: Progress, text: TokenText | None) -> dict[str, Any]:
+    """A chunk of a stream before its last: everything so far, without what only the end can tell."""
+    ids = sequence.output[: progress.tokens]
+    reply = {"output_ids": ids, "meta_info": _meta(sequence, progress.tokens, progress.version, text)}
+    if text is None:
+        return reply
+    # the bytes of a character that is not whole yet come with the chunk that ends it
+    words = text.decode(ids, skip_special_tokens=sequence.request.params.skip_special_tokens).rstrip(UNDECODABLE)
+    return {"text": words, **reply}
 
 
 def failure_status(sequence: Sequence) -> int | None:
@@ -54,6 +60,34 @@ def refused(message: str) -> dict[str, Any]:
     return {"success": False, "message": message}
 
 
+def _meta(sequence: Sequence, count: int, version: str, text: TokenText | None) -> dict[str, Any]:
+    """What is said of a sequence with its first `count` tokens."""
+    cached = sequence.cached_tokens
+    return {
+        "id": sequence.request.rid,
+        "finish_reason": sequence.finish if sequence.finish is not None and count == len(sequence.output) else None,
+        "prompt_tokens": len(sequence.request.input_ids),
+        "weight_version": version,
+        "num_retractions": sequence.retractions,
+        **_logprobs(sequence, count, text),
+        "reasoning_tokens": 0,
+        "completion_tokens": count,
+        "cached_tokens": cached,
+        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        "dp_rank": None,
+    }
+
+
+def _logprobs(sequence: Sequence, count: int, text: TokenText | None) -> dict[str, Any]:
+    if not sequence.request.return_logprob:
+        return {}
+    return {
+        "input_token_logprobs": _prompt_entries(sequence, text),
+        "output_token_logprobs": _entries(sequence, sequence.logprobs[:count], sequence.output[:count], text),
+        "output_token_logprobs_length": count,
+    }
+
+
 def _text(sequence: Sequence, text: TokenText) -> str:
     """The completion's text, without what stopped it unless `no_stop_trim`."""
     params, matched = sequence.request.params, (sequence.finish or {}).get("matched")
@@ -66,11 +100,14 @@ def _text(sequence: Sequence, text: TokenText) -> str:
 
 
 def _prompt_entries(sequence: Sequence, text: TokenText | None) -> list[LogprobEntry]:
+    """Of the prompt's tokens from `logprob_start` on; the first has no log-prob, as in SGLang."""
     request = sequence.request
-    if sequence.prompt_logprobs is None:
+    start = request.logprob_start
+    if sequence.prompt_logprobs is None or start >= len(request.input_ids):
         return []
-    first = [[None, *entry[1:]] for entry in _entries(sequence, [0.0], request.input_ids[:1], text)] if request.logprob_start == 0 else []
-    return first + _entries(sequence, sequence.prompt_logprobs, request.input_ids[max(request.logprob_start, 1) :], text)
+    scores = [math.nan, *(sequence.prompt_logprobs if start == 0 else sequence.prompt_logprobs[1:])]
+    entries = _entries(sequence, scores, request.input_ids[start:], text)
+    return [[None, *entries[0][1:]], *entries[1:]]
 
 
 def _entries(sequence: Sequence, logprobs: list[float], ids: list[int], text: TokenText | None) -> list[LogprobEntry]:

@@ -1,7 +1,7 @@
 """What `POST /generate` may say: parsed and checked once, refused with SGLang's status codes and body shapes.
 
-{"error": {"message": ...}}                                     400   a request that cannot be served
-{"error": "unknown field `x`, expected one of ..."}              400   a sampling parameter nobody knows
+{"error": {"message": ...}}                                     400   a request that cannot be served; of a stream: told in it, after a 200
+{"error": "unknown field `x`, expected one of ..."}              400   a sampling parameter nobody knows, or of a wrong type
 {"object": "error", "message": ..., "type": ..., "code": 400}    400   a body of the wrong form
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,6 @@ _COMPUTED = (
     "custom_params",
 )
 _UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "stream": (None, False),
     "top_logprobs_num": (None, 0),
     "token_ids_logprob": (None, []),
     "return_sampling_mask": (None, False),
@@ -71,11 +70,12 @@ _UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
 
 
 class RequestRefused(EngineRefused):
-    """A request is answered with `status` and `body` instead of being served."""
+    """A request is answered with `status` and `body` instead of being served. `at_the_gate`: before anything of a stream is sent."""
 
     def __init__(self, message: str, *, status: int = 400, body: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.at_the_gate = body is not None
         self.body: Mapping[str, Any] = body if body is not None else {"error": {"message": message}}
 
 
@@ -88,6 +88,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # end tokens of the model included, unless ignore_eos
     no_stop_trim: bool = False
+    stream_interval: int = 1  # tokens from one chunk of a stream to the next
     skip_special_tokens: bool = True
     seed: int = 0
     position: int = 0  # of the first token in its turn: what counter_uniform counts from
@@ -104,6 +105,7 @@ class GenerateRequest:
     logprob_start: int = -1  # first prompt token whose log-prob is wanted; -1: none
     text_in_logprobs: bool = False
     extra_key: str = ""
+    stream: bool = False
 
     @property
     def scores_prompt(self) -> bool:
@@ -137,22 +139,37 @@ def parse_generate(body: Any, limits: Limits, text: TokenText | None) -> tuple[l
         if field in body and body[field] not in neutral:
             raise RequestRefused(f"{field} is not supported by the embedded engine")
     prompts, batched = _prompts(body, limits, text)
-    rids = _per_prompt(body.get("rid"), len(prompts), "rid")
     start = body.get("logprob_start_len")
     shared: dict[str, Any] = {
-        "return_logprob": bool(body.get("return_logprob", False)),
-        "logprob_start": _integer(-1 if start is None else start, "logprob_start_len", minimum=-1),
-        "text_in_logprobs": bool(body.get("return_text_in_logprobs", False)),
+        "return_logprob": _flag(body, "return_logprob"),
+        "logprob_start": _integer(-1 if start is None else start, "logprob_start_len", minimum=-1, refusal=malformed),
+        "text_in_logprobs": _flag(body, "return_text_in_logprobs"),
         "extra_key": str(body.get("extra_key") or "") + "\0" + str(body.get("cache_salt") or ""),
+        "stream": _flag(body, "stream"),
     }
     parameters = _per_prompt(body.get("sampling_params"), len(prompts), "sampling_params")
     requests = []
-    for index, (prompt, raw) in enumerate(zip(prompts, parameters, strict=True)):
-        rid = rids[index] if isinstance(body.get("rid"), list) or not batched else rids[index] and f"{rids[index]}_{index}"
-        request = GenerateRequest(rid=str(rid or uuid.uuid4().hex), input_ids=prompt, params=_sampling(raw, limits, text), **shared)
+    for prompt, raw, rid in zip(prompts, parameters, _rids(body.get("rid"), len(prompts), batched), strict=True):
+        request = GenerateRequest(rid=rid, input_ids=prompt, params=_sampling(raw, limits, text), **shared)
         _check_length(request, limits)
         requests.append(request)
     return requests, batched
+
+
+def _rids(value: Any, count: int, batched: bool) -> list[str]:
+    """A name for each prompt: those given, the one given (numbered in a batch), or new ones."""
+    if value is None:
+        return [uuid.uuid4().hex for _ in range(count)]
+    names = value if isinstance(value, list) else [value]
+    if any(not isinstance(name, str) for name in names):
+        raise malformed(f"rid must be a string or a list of strings, got {value!r}")
+    if batched and isinstance(value, str):
+        names = [f"{value}_{index}" for index in range(count)]
+    if len(names) != count:
+        raise RequestRefused("The specified rids length mismatch with the batch_size for batch processing.")
+    if len(set(names)) < count:
+        raise RequestRefused(f"Duplicate request IDs detected within the request: {sorted({name for name in names if names.count(name) > 1})}")
+    return names
 
 
 def _prompts(body: Mapping[str, Any], limits: Limits, text: TokenText | None) -> tuple[list[list[int]], bool]:
@@ -210,14 +227,13 @@ def _per_prompt(value: Any, count: int, field: str) -> Sequence[Any]:
 def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParams:
     raw = {} if raw is None else raw
     if not isinstance(raw, dict):
-        raise malformed(f"sampling_params must be an object, got {type(raw).__name__}")
+        raise malformed(f"sampling_params must be an object or a list of objects, got {type(raw).__name__}")
     for field, value in raw.items():
         if field in _COMPUTED:
             continue
         if field not in _NEUTRAL:
             known = ", ".join(f"`{name}`" for name in sorted((*_COMPUTED, *_NEUTRAL)))
-            message = f"unknown field `{field}`, expected one of {known}"
-            raise RequestRefused(message, body={"error": message})
+            raise _mistyped(f"unknown field `{field}`, expected one of {known}")
         if value not in _NEUTRAL[field]:
             raise RequestRefused(f"sampling parameter {field}={value!r} is not supported by the embedded engine")
     seed = raw.get("sampling_seed")
@@ -226,6 +242,7 @@ def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParam
         max_new_tokens=_integer(raw.get("max_new_tokens", DEFAULT_NEW_TOKENS), "max_new_tokens"),
         temperature=_temperature(raw.get("temperature", 1.0)),
         stop=_stops(raw.get("stop"), text),
+        stream_interval=_integer(raw.get("stream_interval") or 1, "stream_interval", minimum=1),
         stop_ids=stop_ids if raw.get("ignore_eos") else stop_ids | limits.eos_ids,
         no_stop_trim=bool(raw.get("no_stop_trim", False)),
         skip_special_tokens=bool(raw.get("skip_special_tokens", True)),
@@ -234,25 +251,37 @@ def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParam
     )
 
 
-def _integer(value: Any, field: str, *, minimum: int | None = 0) -> int:
+def _mistyped(message: str) -> RequestRefused:
+    """The refusal of a sampling parameter that has no such name or type."""
+    return RequestRefused(message, body={"error": message})
+
+
+def _flag(body: Mapping[str, Any], field: str) -> bool:
+    value = body.get(field) or False
+    if not isinstance(value, bool):
+        raise malformed(f"{field} must be true or false, got {value!r}")
+    return value
+
+
+def _integer(value: Any, field: str, *, minimum: int | None = 0, refusal: Callable[[str], RequestRefused] = _mistyped) -> int:
     if type(value) is not int:
-        raise malformed(f"{field} must be an integer, got {value!r}")
+        raise refusal(f"invalid type: {field} must be an integer, got {value!r}")
     if minimum is not None and value < minimum:
-        raise RequestRefused(f"{field} must be at least {minimum}, got {value}")
+        raise RequestRefused(f"{field} must be at least {minimum}, got {value}.")
     return value
 
 
 def _temperature(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise malformed(f"temperature must be a number, got {value!r}")
+        raise _mistyped(f"invalid type: temperature must be a number, got {value!r}")
     if not 0 <= value < math.inf:
-        raise RequestRefused(f"temperature must be non-negative, got {value}.")
+        raise RequestRefused(f"temperature must be a non-negative finite number, got {value}.")
     return float(value) if value >= GREEDY_BELOW else 0.0
 
 
 def _position(custom: Any) -> int:
     if custom is not None and not isinstance(custom, dict):
-        raise malformed(f"custom_params must be an object, got {custom!r}")
+        raise _mistyped(f"invalid type: custom_params must be an object, got {custom!r}")
     position = _integer((custom or {}).get("position", 0), "custom_params.position")
     if position > _MAX_POSITION:
         raise RequestRefused(f"custom_params.position must be at most {_MAX_POSITION}, got {position}")
@@ -261,14 +290,16 @@ def _position(custom: Any) -> int:
 
 def _list(value: Any, field: str) -> list[Any]:
     if value is not None and not isinstance(value, list):
-        raise malformed(f"{field} must be a list, got {value!r}")
+        raise _mistyped(f"invalid type: {field} must be a list, got {value!r}")
     return value or []
 
 
 def _stops(value: Any, text: TokenText | None) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else tuple(_list(value, "stop"))
-    if any(not isinstance(stop, str) or not stop for stop in stops):
-        raise malformed(f"stop must be a non-empty string or a list of such strings, got {value!r}")
+    if any(not isinstance(stop, str) for stop in stops):
+        raise _mistyped(f"invalid type: stop must be a string or a list of strings, got {value!r}")
+    if "" in stops:
+        raise RequestRefused("a stop string must not be empty: it would end every completion at its first token")
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestRefused(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(stops)}")
     if stops and text is None:

@@ -10,12 +10,20 @@ from typing import Any
 from agentrl.engine.request import GenerateRequest
 from agentrl.engine.stops import TokenText
 
-__all__ = ["ABORTED", "ABORTED_WAITING", "FinishReason", "Sequence"]
+__all__ = ["ABORTED", "ABORTED_WAITING", "FinishReason", "Progress", "Sequence"]
 
 FinishReason = dict[str, Any]
 
 ABORTED: FinishReason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 ABORTED_WAITING: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where a sequence stood between two steps. Its lists only grow, so that their first `tokens` entries may be read by any thread."""
+
+    tokens: int  # of the output
+    version: str  # of the weights, then
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

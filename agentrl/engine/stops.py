@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import EngineError
 
-__all__ = ["TokenText"]
+__all__ = ["UNDECODABLE", "TokenText"]
 
-_UNDECODABLE = "�"
+UNDECODABLE = "�"  # what bytes become that are no whole character
 _REMEMBERED = 256  # combinations of stops whose watched ids are kept
 _MARGIN = 16  # bytes decoded before the longest stop string: decoders treat the first tokens of a text differently
 
@@ -29,7 +29,7 @@ class TokenText:
         self._watched: dict[tuple[tuple[str, ...], frozenset[int]], frozenset[int]] = {}
         self._pieces: list[str] = tokenizer.decode_batch([[token] for token in range(vocabulary)], skip_special_tokens=False)
         # a lower bound of the bytes each token adds to a text: part of a character counts as one byte
-        self._piece_bytes = [1 if _UNDECODABLE in piece else len(piece.strip().encode()) for piece in self._pieces]
+        self._piece_bytes = [1 if UNDECODABLE in piece else len(piece.strip().encode()) for piece in self._pieces]
 
     @classmethod
     def load(cls, model_dir: Path, vocabulary: int) -> TokenText | None:
@@ -69,7 +69,7 @@ class TokenText:
     def _watched_by(self, stop: str) -> frozenset[int]:
         last = stop[-1]
         return frozenset(
-            token for token, piece in enumerate(self._pieces) if last.isspace() or last in piece or _UNDECODABLE in piece or last in self._raw(token)
+            token for token, piece in enumerate(self._pieces) if last.isspace() or last in piece or UNDECODABLE in piece or last in self._raw(token)
         )
 
     def _tail_start(self, ids: Sequence[int], stop_bytes: int) -> int:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentrl.engine.profile import PassProfiler
 from agentrl.engine.scheduler import Scheduler
-from agentrl.engine.sequence import Sequence
+from agentrl.engine.sequence import Progress, Sequence
 from agentrl.errors import EngineUnavailable
 
 __all__ = ["EngineThread"]
@@ -25,6 +26,7 @@ class EngineThread:
     Args:
         deliver: called in the engine thread with the sequences that a step finished.
         on_failure: called in the engine thread once, if it breaks; nothing is served after that.
+        tell: called in the engine thread with the followed sequences that have come further.
     """
 
     def __init__(
@@ -34,11 +36,15 @@ class EngineThread:
         threads: int,
         deliver: Callable[[list[Sequence]], None],
         on_failure: Callable[[BaseException], None],
+        tell: Callable[[list[tuple[Sequence, Progress]]], None] | None = None,
     ) -> None:
+        self.profiler = PassProfiler()
         self._scheduler = scheduler
         self._threads = threads
         self._deliver = deliver
         self._on_failure = on_failure
+        self._tell = tell
+        self._followed: dict[Sequence, int] = {}  # how many tokens are the next news
         self._inbox: deque[tuple[Callable[[], None], Future[Any] | None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -84,6 +90,14 @@ class EngineThread:
         """
         self._put(command, None)
 
+    def follow(self, sequence: Sequence) -> None:
+        """Tell how far `sequence` has come: at its first token and then at every `stream_interval`th, until it ends.
+
+        Raises:
+            EngineUnavailable: the engine has broken or is closing.
+        """
+        self._put(lambda: self._followed.update({sequence: 1}), None)
+
     def _put(self, command: Callable[[], None], future: Future[Any] | None) -> None:
         with self._wake:
             if self._closing or self._failure is not None:
@@ -103,7 +117,10 @@ class EngineThread:
         try:
             while self._take_commands():
                 if self._scheduler.busy:
-                    self._scheduler.step()
+                    with self.profiler.around_pass():
+                        self._scheduler.step()
+                if self._followed:
+                    self._tell_news()
                 finished = self._scheduler.take_finished()
                 if finished:
                     self._deliver(finished)
@@ -123,6 +140,14 @@ class EngineThread:
             command, _ = self._inbox.popleft()
             command()
         return True
+
+    def _tell_news(self) -> None:
+        version = self._scheduler.version
+        self._followed = {sequence: due for sequence, due in self._followed.items() if sequence.finish is None}
+        news = [(sequence, len(sequence.output)) for sequence, due in self._followed.items() if len(sequence.output) >= due]
+        self._followed |= {sequence: tokens + sequence.request.params.stream_interval for sequence, tokens in news}
+        if news and self._tell is not None:
+            self._tell([(sequence, Progress(tokens=tokens, version=version)) for sequence, tokens in news])
 
     def _fail_calls(self) -> None:
         """Answer the calls that were never begun; no more come in."""

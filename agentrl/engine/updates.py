@@ -133,6 +133,11 @@ class WeightUpdates:
             except PublishError as error:
                 session.broken = session.broken or str(error)
                 raise
+            try:
+                self._check_flush(body)
+            except EngineRefused as error:
+                session.broken = session.broken or str(error)
+                raise
             session.staged |= self._scheduler.runner.weights.checked(received, complete=False)
             session.version = version if version is not None else session.version
         return "Succeeded to update parameter online." + (f" Weight version updated to {version}." if version is not None else "")
@@ -155,6 +160,7 @@ class WeightUpdates:
     async def from_disk(self, body: Mapping[str, Any]) -> str:
         """Replace all weights by those of a model directory."""
         path, version = Path(_text(body, "model_path")), _optional_text(body, "weight_version")
+        self._check_flush(body)
         tensors = await asyncio.to_thread(self._read, path)
         if body.get("abort_all_requests"):
             await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
@@ -172,6 +178,14 @@ class WeightUpdates:
     async def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
         """Bring checked tensors to life between two steps."""
         await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.commit(tensors, version)))
+
+    def _check_flush(self, body: Mapping[str, Any]) -> None:
+        """Raise EngineRefused where the cache is to be flushed and cannot be. (SGLang says so too, but when the new weights are live.)"""
+        if body.get("flush_cache", True) and self._scheduler.frozen:
+            raise EngineRefused(
+                "the cache cannot be flushed, because requests are still running, paused in place: send flush_cache false, or retract them. "
+                "The weights are unchanged."
+            )
 
     def _read(self, path: Path) -> dict[str, Tensor]:
         weights = self._scheduler.runner.weights

@@ -68,8 +68,10 @@ def test_values_that_mean_off_are_accepted():
 def test_a_batch_with_one_name_numbers_it():
     requests, batched = parse_generate({"input_ids": [[1], [2]], "rid": "a", "sampling_params": {"max_new_tokens": 4}}, LIMITS, None)
     assert ([request.rid for request in requests], batched) == (["a_0", "a_1"], True)
-    with pytest.raises(RequestRefused, match="rid has 1 entries for 2 prompts"):
+    with pytest.raises(RequestRefused, match="rids length mismatch with the batch_size"):
         parse_generate({"input_ids": [[1], [2]], "rid": ["a"]}, LIMITS, None)
+    with pytest.raises(RequestRefused, match=r"Duplicate request IDs detected within the request: \['a'\]"):
+        parse_generate({"input_ids": [[1], [2]], "rid": ["a", "a"]}, LIMITS, None)
 
 
 def test_stop_strings_need_a_tokenizer():

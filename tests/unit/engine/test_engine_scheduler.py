@@ -290,7 +290,7 @@ def test_paused_in_place_requests_go_on_from_their_keys_and_values_under_the_new
     scheduler.resume()
     finish(scheduler)
     assert scheduler.counters.prefill_tokens == computed
-    assert sequence.version_spans() == [{"version": "0", "start": 0, "end": 8}, {"version": "1", "start": 8, "end": 20}]
+    assert sequence.version_spans() == [{"version": "0", "start": 0, "end": 9}, {"version": "1", "start": 9, "end": 20}]
     assert sequence.retractions == 0
 
 
