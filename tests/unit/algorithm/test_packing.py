@@ -73,3 +73,10 @@ def test_by_count_there_are_as_few_micro_batches_as_there_can_be(lengths, ranks,
     packed = pack(range(len(lengths)), lengths, budget=1, ranks=ranks, count=count)
     share = -(-len(lengths) // ranks)
     assert len(packed[0]) == max(1, -(-share // count))
+
+
+def test_without_padding_the_budget_counts_the_tokens_of_the_rows():
+    # 10 + 9 = 19, then 3 + 2: padded to the longest it would be 20 and 6
+    assert pack([0, 1, 2, 3], [10, 2, 9, 3], budget=22, ranks=1, padded=False) == (((0, 2, 3), (1,)),)
+    assert pack([0, 1, 2], [50, 4, 4], budget=8, ranks=1, padded=False) == (((0,), (1, 2)),)
+    assert pack([0, 1, 2], [5, 4, 3], budget=100, ranks=1, padded=False) == (((0, 1, 2),),)
