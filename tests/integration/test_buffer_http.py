@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -355,6 +356,41 @@ def test_a_full_disk_closes_admission_and_the_calls_it_holds_up_succeed_when_the
             assert taken == ["train/0/0/0", "train/0/1/0", "train/1/0/0", "train/1/1/0"]
             assert (await driving.status())["journal"]["trouble"] is None
         assert [type(record) for _, record in journals.read(tmp_path)][-3:] == [TaskIssued, TaskIssued, TicketsIssued]
+
+    with serving(tmp_path) as server:
+        play(partial(main, server))
+
+
+def test_whoever_follows_the_roster_hears_of_every_change_at_once_and_nothing_while_there_is_none(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async with driver(server) as driving, worker(server) as working, learner(server) as learning:
+
+            async def hears(change: Callable[[], Any], after: int) -> Any:
+                """What a long poll answers that began before the change."""
+                heard = []
+                async with trio.open_nursery() as nursery:
+
+                    async def listen() -> None:
+                        heard.append(await working.engines(after=after, wait_s=20.0))
+
+                    nursery.start_soon(listen)
+                    await trio.sleep(0.05)
+                    assert heard == []
+                    await change()
+                return heard[0]
+
+            await driving.register(role="engine", index=0, incarnation=3)
+            began = await hears(lambda: driving.register(role="engine", index=0, incarnation=3, url="http://zero"), 0)
+            assert [(entry.url, entry.current) for entry in began.engines] == [("http://zero", False)]
+            current = await hears(lambda: learning.engine_current(0, 3, 7), began.revision)
+            assert [(entry.version, entry.current) for entry in current.engines] == [(7, True)]
+            assert not await learning.engine_current(0, 2, 8)
+            fenced = await hears(lambda: learning.engine_fenced(0, 3, "late", give_up=True), current.revision)
+            assert [(entry.current, entry.reason, entry.given_up) for entry in fenced.engines] == [(False, "late", True)]
+            assert (await driving.status())["engines"] == [asdict(fenced.engines[0])]
+            gone = await hears(lambda: driving.engine_died(0, 3), fenced.revision)
+            assert gone.engines == ()
+            assert await working.engines(after=gone.revision, wait_s=0.1) == gone
 
     with serving(tmp_path) as server:
         play(partial(main, server))

@@ -1,4 +1,4 @@
-"""What a run does when one of its processes is killed: a worker comes back, anything else ends the run with one clear cause."""
+"""What a run does when one of its processes is killed: a worker comes back (engines: test_run_engine_deaths.py), others end it with one cause."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def test_a_killed_worker_comes_back_and_its_tickets_are_issued_anew(tmp_path):
     assert told["ledger"]["dropped_by_cause"] == {}  # a lost attempt is no failure
 
 
-def test_a_killed_engine_ends_the_run_with_one_cause_that_names_it(tmp_path):
-    run_dir = tmp_path / "engine"
+def test_a_killed_retriever_ends_the_run_with_one_cause_that_names_it(tmp_path):
+    run_dir = tmp_path / "retriever"
     process = start(run_dir, "run.steps=5")
     wait_for(run_dir, BatchTrained, 1, process)
     processes = family(process)
-    the("engine", processes, run_dir).send_signal(signal.SIGKILL)
+    the("retriever", processes, run_dir).send_signal(signal.SIGKILL)
     assert finish(process, run_dir) == 1, output(run_dir)
     assert gone(processes)
     said = output(run_dir)
     assert "Traceback" not in said
-    assert "engine-0" in said
+    assert "retriever-0" in said
     assert "killed by signal 9" in said
-    assert "logs/engine-0.log" in said
+    assert "logs/retriever-0.log" in said
     assert "Go on with the same command" in said
 
 
 @pytest.mark.soak
-def test_after_an_engines_death_the_same_command_goes_on_to_the_end(tmp_path):
+def test_after_a_learners_death_the_same_command_goes_on_to_the_end(tmp_path):
     run_dir = tmp_path / "again"
     process = start(run_dir, "run.steps=5")
     wait_for(run_dir, BatchTrained, 1, process)
-    the("engine", family(process), run_dir).send_signal(signal.SIGKILL)
+    the("learner", family(process), run_dir).send_signal(signal.SIGKILL)
     assert finish(process, run_dir) == 1, output(run_dir)
     assert finish(start(run_dir, "run.steps=5"), run_dir) == 0, output(run_dir)
     assert (status(run_dir)["phase"], status(run_dir)["step"]) == ("finished", 5)
