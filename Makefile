@@ -42,6 +42,10 @@ test-sglang: $(STAMP) $(SGLANG)/bin/sglang ## run the tests against a real SGLan
 	@echo "== tests against SGLang"
 	@AGENTRL_SGLANG_PYTHON="$(abspath $(SGLANG))/bin/python" $(BIN)/python -m pytest -m sglang $(ARGS)
 
+gpu-check: $(STAMP) ## check and measure everything that needs a GPU (without one: that the checks run, on tiny models)
+	@echo "== GPU check"
+	@$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
 clean: ## remove the virtual environment and caches (runs/ stays)
 	@echo "== removing $(VENV) and caches"
 	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
