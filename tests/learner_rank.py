@@ -10,9 +10,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import torch
 from learner_models_scene import full_recipe, play
 from learner_scene import random_groups, tiny_recipe
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from agentrl.algorithm.aggregation import AGGREGATIONS
 from agentrl.buffer_api import JournalMark
@@ -21,6 +25,7 @@ from agentrl.errors import AgentRLError
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
 from agentrl.learner.learner import Learner
+from agentrl.learner.policy import PolicyModel
 from agentrl.learner.ranks import Ranks
 
 
@@ -68,12 +73,45 @@ def play_aggregations(model_dir: Path, ranks: Ranks, directory: Path, micro_batc
     return seen
 
 
+def differences(policy: PolicyModel, plain: Any) -> list[float]:
+    """The largest between a policy and a plain causal model, which materialises its logits: of log-probs, of entropies, of gradients."""
+    ids = torch.tensor([[1, 7, 9, 11, 30, 4], [1, 8, 8, 2, 5, 0]])
+    wanted, temperature = torch.tensor([[0, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 0]]) == 1, torch.tensor([1.0, 0.7])
+    logp, entropy = policy(ids, wanted, temperature)
+    (logp.sum() + 0.1 * entropy.sum()).backward()
+    everything = (plain(input_ids=ids, use_cache=False).logits[:, :-1] / temperature[:, None, None]).log_softmax(-1)
+    plain_logp = everything.gather(-1, ids[:, 1:, None])[..., 0] * wanted[:, 1:]
+    plain_entropy = -(everything.exp() * everything).sum(-1) * wanted[:, 1:]
+    (plain_logp.sum() + 0.1 * plain_entropy.sum()).backward()
+    gradients = zip(policy.parameters(), plain.parameters(), strict=True)
+    far = [(whole(ours.grad) - theirs.grad).abs().max() for ours, theirs in gradients]
+    return [(logp[:, 1:] - plain_logp).abs().max().item(), (entropy[:, 1:] - plain_entropy).abs().max().item(), max(far).item()]
+
+
+def whole(value: Any) -> torch.Tensor:
+    """A copy that is not sharded."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def play_copies(model_dir: Path, ranks: Ranks, checkpoints: Path, recipe: Recipe) -> dict[str, object]:
+    """Every rank a copy of its own: from the beginning, then from somebody else's checkpoint. And what the log-probs are without logits."""
+    policy = PolicyModel.load(model_dir)
+    policy.shard(ranks, "float32")
+    seen: dict[str, object] = {"from_plain": differences(policy, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))}
+    learner = Learner.build(recipe, model_dir, ranks.with_copies(ranks.size), checkpoints.parent)
+    seen |= {"copies_fresh": losses(learner, range(4)), "copies_gathered": total(learner)}
+    checkpoint.load(learner, next(checkpoint.manifests(checkpoints)))
+    return seen | {"copies_loaded": losses(learner, range(2, 4))}
+
+
 def main() -> None:
     """Play the scenario."""
     rank, size, init_method, model_dir, checkpoints, out, recipe = sys.argv[1:]
     ranks = Ranks.join(int(rank), int(size), init_method, "cpu", 60.0)
-    learner = Learner.build(Recipe.model_validate_json(recipe), Path(model_dir), ranks, Path(checkpoints).parent)
-    seen: dict[str, object] = {"fresh": losses(learner, range(4)), "gathered": total(learner)}
+    chosen = Recipe.model_validate_json(recipe)
+    seen = play_copies(Path(model_dir), ranks, Path(checkpoints), chosen)
+    learner = Learner.build(chosen, Path(model_dir), ranks, Path(checkpoints).parent)
+    seen |= {"fresh": losses(learner, range(4)), "gathered": total(learner)}
     checkpoint.load(learner, next(checkpoint.manifests(Path(checkpoints))))
     seen["loaded"] = losses(learner, range(2, 4))
     save(learner, Path(checkpoints), 4, 1)

@@ -55,9 +55,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for part in _chunks(len(hidden_NH), rows):
             logits_CV = _logits(hidden_NH[part], weight_VH, temperature_N[part], logits_buffer)
             normaliser_N[part] = logits_CV.logsumexp(-1)
-            logp_N[part] = logits_CV.gather(-1, targets_N[part, None])[:, 0] - normaliser_N[part]
-            probability_CV = torch.sub(logits_CV, normaliser_N[part, None], out=probability_buffer[: len(logits_CV)]).exp_()
-            entropy_N[part] = normaliser_N[part] - torch.linalg.vecdot(probability_CV, logits_CV)
+            logp_CV = logits_CV.sub_(normaliser_N[part, None])
+            logp_N[part] = logp_CV.gather(-1, targets_N[part, None])[:, 0]
+            probability_CV = torch.exp(logp_CV, out=probability_buffer[: len(logp_CV)])
+            entropy_N[part] = -torch.linalg.vecdot(probability_CV, logp_CV)
             if squares:
                 squared_N[part] = torch.linalg.vecdot(probability_CV, probability_CV)
         ctx.rows = rows

@@ -61,6 +61,10 @@ def test_two_ranks_train_like_one_and_read_each_others_checkpoints(tmp_path):
     assert two["fresh"][0] == pytest.approx(fresh[0], abs=1e-6)
     assert two["loaded"] == pytest.approx(later[:2], abs=1e-5)
     assert two["after"] == pytest.approx(later[2:], abs=1e-5)
+    assert two["from_plain"] == pytest.approx([0, 0, 0], abs=1e-5)
+    assert two["copies_fresh"] == pytest.approx(fresh + later[:2], abs=1e-5)
+    assert two["copies_gathered"] == pytest.approx(gathered, abs=1e-3)
+    assert two["copies_loaded"] == pytest.approx(later[:2], abs=1e-5)
     assert "rank 0 holds another batch" in two["refused"]
     checkpoint.load(alone, next(checkpoint.manifests(checkpoints)))
     assert losses(alone, range(4, 6)) == pytest.approx(later[2:], abs=1e-5)

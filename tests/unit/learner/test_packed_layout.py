@@ -83,7 +83,7 @@ def test_a_model_that_lets_packed_sequences_see_one_another_is_refused(model_dir
     transformer = policy.causal.base_model
     forward = transformer.forward
     transformer.forward = lambda **arguments: forward(**(arguments | {"position_ids": None}))  # a family that counts through
-    with pytest.raises(ConfigError, match="does not keep them apart. Set learner.packing=padded"):
+    with pytest.raises(ConfigError, match=r"does not keep them apart\. Set learner\.packing=padded"):
         policy.shard(Ranks.single(), "float32")
     transformer.forward = forward
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from learner_rank import differences
 from torch import tensor
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3Config
@@ -61,6 +62,17 @@ def test_a_pass_without_gradient_leaves_the_trained_parameters_in_place(model_di
         assert all(one is other for one, (_, other) in zip(before, policy.named_weights(), strict=True))
         dict(policy.named_weights())["model.embed_tokens.weight"].to_local().mul_(2)
         assert not policy(ids, wanted, torch.ones(1))[0].equal(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True], ids=["alone", "fsdp"])
+@pytest.mark.parametrize("tied", [False, True], ids=["own output layer", "tied"])
+def test_gradients_are_those_of_materialised_logits(tmp_path, tied, sharded):
+    AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, tie_word_embeddings=tied)).save_pretrained(tmp_path)
+    policy, plain = PolicyModel.load(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    if sharded:
+        policy.shard(Ranks.single(), "float32")
+    assert differences(policy, plain) == pytest.approx([0, 0, 0], abs=1e-5)
 
 
 def test_weights_have_their_hugging_face_names_tied_ones_once(policy):

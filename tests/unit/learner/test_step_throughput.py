@@ -75,6 +75,7 @@ def test_packed_trajectories_train_like_padded_ones(model_dir, tmp_path):
             assert other[name] == pytest.approx(one[name], rel=1e-5, abs=1e-5), name
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself
 @pytest.mark.soak  # a C++ compiler works for half a minute
 def test_compiled_layers_compute_the_same(model_dir, tmp_path):
     plain, compiled = (

@@ -65,8 +65,36 @@ def test_values_and_gradients_are_those_of_log_softmax_in_one_chunk_and_in_many(
     expected = gradients(plain)
     for elements in (1 << 20, 44, 1):
         ours = gradients(partial(token_logprobs, targets_N=targets, temperature_N=temperature, chunk_elements=elements))
-        for one, other in zip(ours, expected, strict=True):
-            assert_close(one, other)
+        for one, other, tolerance in zip(ours, expected, (1e-6, 1e-6, 1e-5, 1e-5), strict=True):
+            assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def test_gradients_of_either_answer_alone_are_those_of_log_softmax():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(7, 6, generator=generator), torch.randn(11, 6, generator=generator)
+    targets = torch.randint(0, 11, (7,), generator=generator)
+    for which in (0, 1):
+        inputs, plain = ([hidden.clone().requires_grad_(), weight.clone().requires_grad_()] for _ in range(2))
+        token_logprobs(*inputs, targets, torch.ones(7))[which].sum().backward()
+        logp = (plain[0] @ plain[1].T).log_softmax(-1)
+        (logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1))[which].sum().backward()
+        for one, other in zip(inputs, plain, strict=True):
+            assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_inputs_in_half_precision_have_answers_in_full_and_gradients_near_those_of_full():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(64, 16, generator=generator), 0.3 * torch.randn(50, 16, generator=generator)
+    targets = torch.randint(0, 50, (64,), generator=generator)
+    answers = []
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [tensor.bfloat16().to(dtype).requires_grad_() for tensor in (hidden, weight)]
+        logp, entropy = token_logprobs(*inputs, targets, torch.ones(64), chunk_elements=500)
+        (logp.sum() + entropy.sum()).backward()
+        assert (logp.dtype, inputs[1].grad.dtype) == (torch.float32, dtype)
+        answers.append([logp.detach(), *(tensor.grad.float() for tensor in inputs)])
+    for half, full in zip(*answers, strict=True):
+        assert (half - full).norm() < 0.01 * full.norm()
 
 
 def test_no_tokens_at_all_have_zero_gradients():
