@@ -37,6 +37,8 @@ class EnginePolicy:
         seed: of the sample.
         decode: ids to text, special tokens shown.
         deadline_s: of one request; also how long engines may keep failing before the turn is given up.
+        apart: have engines keep its cached prefixes apart from those of episodes that began under other weights. For updates that leave
+            keys and values as they are (`in_place`): without, an episode would begin on what older weights computed.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class EnginePolicy:
         temperature: float,
         decode: Callable[[Tokens], str],
         deadline_s: float,
-        extra_key: str | None = None,
+        apart: bool = False,
     ) -> None:
         self._seat = seat
         self._name = name
@@ -56,7 +58,8 @@ class EnginePolicy:
         self._temperature = temperature
         self._decode = decode
         self._deadline_s = deadline_s
-        self._extra_key = extra_key
+        self._apart = apart
+        self._extra_key: str | None = None
         self._turns = 0
         self._requests = itertools.count()
 
@@ -83,6 +86,8 @@ class EnginePolicy:
         for failures in itertools.count():
             failed_s = 0.0 if failing_since is None else trio.current_time() - failing_since
             await self._seat.settle(self._deadline_s - failed_s)
+            if self._apart and self._extra_key is None:
+                self._extra_key = f"began-{self._seat.version}"
             request = GenerateRequest(
                 rid=f"{self._name}/{self._turns - 1}/{next(self._requests)}",
                 input_ids=np.concatenate([token_ids, draft.token_ids]) if len(draft) else token_ids,

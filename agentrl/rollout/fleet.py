@@ -57,6 +57,8 @@ class Fleet:
         seated = {place.engine: place for place in self._places}
         current = [self._clients[key] for key in sorted(live) if live[key].current]
         self._places = [seated.pop(engine) if engine in seated else _Place(engine) for engine in current]
+        for place, entry in zip(self._places, (live[key] for key in sorted(live) if live[key].current), strict=True):
+            place.version = entry.version
         for left in seated.values():
             left.leave()
         if self._places:
@@ -92,6 +94,7 @@ class _Place:
     """An engine with this worker's episodes."""
 
     engine: EngineClient
+    version: int | None = None  # of its weights, as far as the learner knows
     episodes: int = 0
     suspect_until: float = float("-inf")
     gone: bool = False
@@ -122,6 +125,11 @@ class Seat:
         if self._place is None:
             raise EngineUnavailable("no engine has the newest weights yet")
         return self._place.engine
+
+    @property
+    def version(self) -> int | None:
+        """Of that engine's weights, as the roster has it."""
+        return None if self._place is None else self._place.version
 
     @property
     def stands(self) -> bool:

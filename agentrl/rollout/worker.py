@@ -62,6 +62,7 @@ class RolloutWorker:
         engines: a fleet that somebody keeps up to date, or engines that are always there.
         environment: makes the environment of an episode.
         index: of the worker in the run; also spreads the workers over the engines.
+        prefixes_apart: see `EnginePolicy`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RolloutWorker:
         recipe: RolloutRecipe,
         index: int = 0,
         incarnation: int = 0,
+        prefixes_apart: bool = False,
     ) -> None:
         if not isinstance(engines, Fleet):
             for engine in engines:  # an id beyond the vocabulary ends a whole SGLang server
@@ -88,6 +90,7 @@ class RolloutWorker:
         self._over_long = OverLong.of(recipe.over_long)
         self._index = index
         self._incarnation = incarnation
+        self._prefixes_apart = prefixes_apart
         ahead = int(recipe.concurrency * AHEAD_SHARE)
         self._hold = recipe.concurrency + ahead
         self._worth_asking = max(ahead // 2, 1)
@@ -227,6 +230,7 @@ class RolloutWorker:
                 temperature=grant.temperature,
                 decode=self._encoder.decode,
                 deadline_s=self._recipe.request_deadline_s,
+                apart=self._prefixes_apart,
             )
             return await run_episode(self._environment(), asked, policy, self._encoder, self._limits)
 

@@ -64,6 +64,7 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
             recipe=recipe.rollout,
             index=spec.index,
             incarnation=spec.incarnation,
+            prefixes_apart=recipe.weights.pause == "in_place",
         )
         nursery.start_soon(_follow_roster, client, fleet)
         on_ready({})

@@ -5,6 +5,7 @@ import pytest
 import trio
 import trio.testing
 
+from agentrl.buffer_api import EngineEntry
 from agentrl.engine_api import EngineClient
 from agentrl.env import Observation
 from agentrl.errors import EngineError, EngineRefused, EngineUnavailable
@@ -266,3 +267,22 @@ def test_token_ids_beyond_the_vocabulary_never_reach_an_engine():
     with pytest.raises(EngineRefused, match=r"\[0, 5\), got 3 to 5"):
         trio.run(main)
     assert engine.requests == []
+
+
+def test_an_episode_that_is_kept_apart_asks_under_the_version_it_began_with_also_after_an_update():
+    engine = fake("one <search> two </search>", "three")
+
+    def entry(version):
+        return EngineEntry(index=0, incarnation=1, url="http://engine-0", version=version, current=True)
+
+    async def main():
+        fleet = Fleet(connect=lambda url, index: engine.client(index))
+        fleet.update([entry(4)])
+        with fleet.seat() as seat:
+            policy = EnginePolicy(seat, name="train/0/0/0", seed=7, temperature=0.7, decode=ENCODER.decode, deadline_s=120.0, apart=True)
+            await policy.complete(PROMPT, stop_strings=STOPS, budget=50)
+            fleet.update([entry(5)])
+            await policy.complete(PROMPT, stop_strings=STOPS, budget=50)
+
+    trio.run(main)
+    assert [request["extra_key"] for request in engine.requests] == ["began-4", "began-4"]
