@@ -212,7 +212,7 @@ class Publishing:
     async def _follow(self, roster: Sequence[EngineEntry], keepers: trio.Nursery) -> None:
         live = {(entry.index, entry.incarnation): entry for entry in roster}
         gone = [self._engines.pop(key) for key in list(self._engines) if key not in live]
-        if gone and (sending := [engine for engine in self._engines.values() if engine.sending]):
+        if gone and (sending := [engine for engine in self._members if engine.sending]):
             self._publisher.set_engines([engine.client for engine in sending])
         for key in live.keys() - self._engines.keys():
             entry = live[key]
@@ -248,7 +248,7 @@ class Publishing:
 
     @property
     def _members(self) -> list[_Engine]:
-        return [engine for engine in self._engines.values() if engine.member]
+        return [self._engines[key] for key in sorted(self._engines) if self._engines[key].member]
 
     @property
     def _current(self) -> list[_Engine]:
