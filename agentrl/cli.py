@@ -174,12 +174,15 @@ def engine_serve(
     context_tokens: Annotated[int, typer.Option("--context-tokens", min=1, help="Longest sequence.")] = 4096,
     threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    api_key: Annotated[str | None, typer.Option("--api-key-variable", metavar="NAME", help="Environment variable with the key of callers.")] = None,
+    admin_key: Annotated[str | None, typer.Option("--admin-key-variable", metavar="NAME", help="... with the key of control calls.")] = None,
 ) -> None:
     """Serve a model with SGLang's native HTTP API."""
     _require_directory(model_dir, "MODEL_DIR", holds="config.json")
-    from agentrl.system.engine_server import serve
+    from agentrl.system.engine_server import serve, server_keys
 
-    serve(model_dir.resolve(), host=host, port=port, slots=slots, context_tokens=context_tokens, threads=threads, device=device)
+    keys = server_keys(host, api_key_variable=api_key, admin_key_variable=admin_key)
+    serve(model_dir.resolve(), host=host, port=port, slots=slots, context_tokens=context_tokens, threads=threads, device=device, keys=keys)
 
 
 @app.command()

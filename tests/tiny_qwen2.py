@@ -26,6 +26,7 @@ def write_tiny_qwen2(
     tied: bool = True,
     seed: int = 0,
     scale: float = 0.25,
+    context_tokens: int = 512,
 ) -> Path:
     """A model directory with weights of the given scale: large enough that the next token depends on the whole prefix."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def write_tiny_qwen2(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context_tokens,
         "tie_word_embeddings": tied,
         "eos_token_id": 1,
         "torch_dtype": "float32",

@@ -75,12 +75,7 @@ class EngineServer:
         admin_key: str | None = None,
     ) -> None:
         config = ModelConfig.load(model_dir)
-        if context_tokens > config.max_tokens:
-            raise EngineError(f"context_tokens is {context_tokens}, but the model was made for {config.max_tokens} positions")
-        if deterministic and threads != 1:
-            raise EngineError(f"deterministic mode needs one thread, got {threads}")
-        if dtype not in _DTYPES:
-            raise EngineError(f"dtype must be one of {sorted(_DTYPES)}, got {dtype!r}")
+        _check_options(config, context_tokens=context_tokens, threads=threads, dtype=dtype, deterministic=deterministic)
         text = TokenText.load(model_dir, config.vocabulary)
         weights = Weights.load(model_dir, config, dtype=_DTYPES[dtype], device=device)
         runner = ModelRunner(weights, slots=slots, context_tokens=context_tokens)
@@ -100,9 +95,12 @@ class EngineServer:
         fixed = {"tp_size": 1, "dp_size": 1, "load_format": "safetensors", "enable_deterministic_inference": deterministic}
         paths = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), str(model_dir))
         self._arguments: dict[str, Any] = {**paths, **serving, **fixed}
+        self.app = self._application(api_key, admin_key)
+
+    def _application(self, api_key: str | None, admin_key: str | None) -> Starlette:
         calls = self._control_calls()
         guard = [Middleware(Access, api_key=api_key, admin_key=admin_key, control=frozenset(calls))] if api_key or admin_key else []
-        self.app = Starlette(routes=self._routes(calls), middleware=guard, lifespan=self._lifespan, exception_handlers=REFUSALS)
+        return Starlette(routes=self._routes(calls), middleware=guard, lifespan=self._lifespan, exception_handlers=REFUSALS)
 
     def _control_calls(self) -> dict[str, Endpoint]:
         """What changes the engine or ends requests, by path: with an admin key these need it."""
@@ -198,3 +196,12 @@ class EngineServer:
             "gen_throughput": counted.generated_tokens / counted.busy_s if counted.busy_s else 0.0,
         }
         return JSONResponse({"timestamp": datetime.now(UTC).isoformat(), "version": SGLANG_VERSION, "loads": [entry]})
+
+
+def _check_options(config: ModelConfig, *, context_tokens: int, threads: int, dtype: str, deterministic: bool) -> None:
+    if context_tokens > config.max_tokens:
+        raise EngineError(f"context_tokens is {context_tokens}, but the model was made for {config.max_tokens} positions")
+    if deterministic and threads != 1:
+        raise EngineError(f"deterministic mode needs one thread, got {threads}")
+    if dtype not in _DTYPES:
+        raise EngineError(f"dtype must be one of {sorted(_DTYPES)}, got {dtype!r}")

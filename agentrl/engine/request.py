@@ -86,7 +86,7 @@ class SamplingParams:
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     temperature: float = 1.0
     stop: tuple[str, ...] = ()
-    stop_ids: frozenset[int] = frozenset()  # end tokens of the model included, unless ignore_eos
+    stop_ids: frozenset[int] = frozenset()  # end tokens of the model included; none with ignore_eos, as in SGLang
     no_stop_trim: bool = False
     stream_interval: int = 1  # tokens from one chunk of a stream to the next
     skip_special_tokens: bool = True
@@ -243,7 +243,7 @@ def _sampling(raw: Any, limits: Limits, text: TokenText | None) -> SamplingParam
         temperature=_temperature(raw.get("temperature", 1.0)),
         stop=_stops(raw.get("stop"), text),
         stream_interval=_integer(raw.get("stream_interval") or 1, "stream_interval", minimum=1),
-        stop_ids=stop_ids if raw.get("ignore_eos") else stop_ids | limits.eos_ids,
+        stop_ids=frozenset() if raw.get("ignore_eos") else stop_ids | limits.eos_ids,
         no_stop_trim=bool(raw.get("no_stop_trim", False)),
         skip_special_tokens=bool(raw.get("skip_special_tokens", True)),
         seed=random.getrandbits(63) if seed is None else _integer(seed, "sampling_seed", minimum=None) & _MASK_64,

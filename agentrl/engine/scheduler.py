@@ -331,14 +331,15 @@ class Scheduler:
             self._fail_broken(sequences)
 
     def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Why the sequence ends with its newest token, in SGLang's order: length, then stop tokens, then stop strings."""
+        """Why the sequence ends with its newest token, in SGLang's order: stop strings, then stop tokens, then length."""
         params = sequence.request.params
-        if len(sequence.output) >= sequence.limit:
-            return {"type": "length", "length": len(sequence.output)}
+        if self._text is not None and params.stop and token in sequence.watched:
+            matched = self._text.matched(sequence.output, params.stop)
+            if matched is not None:
+                return {"type": "stop", "matched": matched}
         if token in params.stop_ids:
             return {"type": "stop", "matched": token}
-        matched = self._text.matched(sequence.output, params.stop) if self._text is not None and params.stop else None
-        return None if matched is None else {"type": "stop", "matched": matched}
+        return {"type": "length", "length": len(sequence.output)} if len(sequence.output) >= sequence.limit else None
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.slot >= 0:

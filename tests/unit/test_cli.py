@@ -106,3 +106,17 @@ def test_validate_names_code_that_is_not_there(tmp_path):
 def test_a_folder_of_another_kind_is_a_wrong_argument(tmp_path, command, lacks):
     with pytest.raises(ConfigError, match=f"it has no {lacks}"):
         CliRunner().invoke(app, [*command, str(tmp_path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "a-host"])
+def test_an_engine_that_others_can_reach_wants_a_key(tmp_path, host):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"--host {host} can be reached from other machines.*--api-key-variable NAME"):
+        CliRunner().invoke(app, ["engine", "serve", str(tmp_path), "--host", host], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("option", ["--api-key-variable", "--admin-key-variable"])
+def test_a_key_variable_that_is_not_set_is_a_wrong_argument(tmp_path, option):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"{option} NO_SUCH_VARIABLE: the environment variable NO_SUCH_VARIABLE is not set"):
+        CliRunner().invoke(app, ["engine", "serve", str(tmp_path), option, "NO_SUCH_VARIABLE"], catch_exceptions=False)

@@ -50,10 +50,10 @@ def test_what_is_not_said_has_the_defaults_of_sglang_except_that_the_context_bou
     assert (params.temperature, params.stop_ids, params.no_stop_trim, params.skip_special_tokens) == (1.0, {1}, False, True)
 
 
-def test_end_tokens_of_the_model_stop_unless_ignored():
+def test_end_tokens_of_the_model_stop_like_other_stop_tokens_and_ignore_eos_ignores_both():
     sampling = {"max_new_tokens": 4, "stop_token_ids": [7]}
     assert parse(sampling_params=sampling).params.stop_ids == {1, 7}
-    assert parse(sampling_params=sampling | {"ignore_eos": True}).params.stop_ids == {7}
+    assert parse(sampling_params=sampling | {"ignore_eos": True}).params.stop_ids == frozenset()
 
 
 def test_a_tiny_temperature_is_greedy():

@@ -188,7 +188,7 @@ def test_end_tokens_and_stop_strings_end_a_completion_and_stay_in_it(model_dir):
     finish(scheduler)
     assert (by_token.output, by_token.finish) == (tokens[:4], {"type": "stop", "matched": tokens[3]})
     assert (by_string.output, by_string.finish) == (tokens[:6], {"type": "stop", "matched": f"w{tokens[4]} w{tokens[5]}"})
-    assert on_the_last.finish == {"type": "length", "length": 4}  # SGLang looks at the length first
+    assert on_the_last.finish == {"type": "stop", "matched": tokens[3]}  # SGLang looks at the length last
 
 
 def test_scoring_a_prompt_gives_its_log_probs_and_uses_no_cached_prefix(model_dir):
