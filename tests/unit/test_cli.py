@@ -108,6 +108,7 @@ def test_a_folder_of_another_kind_is_a_wrong_argument(tmp_path, command, lacks):
         CliRunner().invoke(app, [*command, str(tmp_path)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "a-host"])
 def test_an_engine_that_others_can_reach_wants_a_key(tmp_path, host):
     (tmp_path / "config.json").write_text("{}")
@@ -115,6 +116,7 @@ def test_an_engine_that_others_can_reach_wants_a_key(tmp_path, host):
         CliRunner().invoke(app, ["engine", "serve", str(tmp_path), "--host", host], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--api-key-variable", "--admin-key-variable"])
 def test_a_key_variable_that_is_not_set_is_a_wrong_argument(tmp_path, option):
     (tmp_path / "config.json").write_text("{}")
