@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 import trio
+from pydantic_core import from_json, to_json
 
 from agentrl.engine_messages import (
     Abilities,
@@ -33,7 +34,7 @@ from agentrl.engine_messages import (
     WeightSpan,
 )
 from agentrl.errors import EngineError, EngineRefused, EngineUnavailable
-from retriever.transport import trio_client
+from retriever.transport import Answer, trio_client
 
 __all__ = [
     "Abilities",
@@ -85,7 +86,6 @@ class EngineClient:
         self.url = url.rstrip("/")
         self.index = index
         self.vocab_size = vocab_size
-        self._urls: dict[str, httpx.URL] = {}  # parsed once: parsing costs as much as sending
         self._http = trio_client(max_connections=max_connections, max_response_bytes=MAX_RESPONSE_BYTES, transport=transport)
 
     async def __aenter__(self) -> EngineClient:
@@ -110,13 +110,13 @@ class EngineClient:
         """The log-probs of a prompt's own tokens, at temperature 1. No token is generated, and no cached prefix is used."""
         self._check_ids(input_ids)
         scores = PromptScores.parse(await self._json("POST", "/generate", _scoring(rid) | {"input_ids": list(input_ids)}, deadline_s))
-        if scores.ids != tuple(input_ids):
+        if not scores.reads(input_ids):
             raise EngineError(f"{self} was asked to score {len(input_ids)} tokens and answered with others: {str(scores.ids)[:200]}")
         return scores
 
-    async def encode(self, text: str, *, rid: str, deadline_s: float = GENERATE_DEADLINE_S) -> tuple[int, ...]:
-        """The ids that the engine's own tokenizer makes of a text, special tokens at its start or end included. For checks: we send ids only."""
-        return PromptScores.parse(await self._json("POST", "/generate", _scoring(rid) | {"text": text}, deadline_s)).ids
+    async def score_text(self, text: str, *, rid: str, deadline_s: float = GENERATE_DEADLINE_S) -> PromptScores:
+        """The same of a text, read by the engine's own tokenizer, special tokens at its start or end included. For checks: we send ids only."""
+        return PromptScores.parse(await self._json("POST", "/generate", _scoring(rid) | {"text": text}, deadline_s))
 
     async def abort(self, rid: str, *, deadline_s: float = 2.0) -> None:
         """End the request `rid`; its caller gets what there is. An unknown rid is no error."""
@@ -125,6 +125,17 @@ class EngineClient:
     async def abort_all(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """End all requests."""
         await self._call("POST", "/abort_request", {"abort_all": True}, deadline_s)
+
+    async def start_profile(
+        self, directory: str, passes: int, prefix: str, activities: Sequence[str], *, deadline_s: float = CONTROL_DEADLINE_S
+    ) -> None:
+        """Record a torch profile of the next `passes` forward passes; the engine then writes it into `directory`, on its machine.
+
+        Args:
+            prefix: of the file's name. `activities`: "CPU", "GPU".
+        """
+        body = {"output_dir": directory, "num_steps": passes, "profile_prefix": prefix, "activities": list(activities), "with_stack": False}
+        await self._call("POST", "/start_profile", body, deadline_s)
 
     async def pause(self, mode: PauseMode = "retract", *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Stop generating. `retract` keeps requests open and drops their KV; `abort` answers them with what there is."""
@@ -257,30 +268,34 @@ class EngineClient:
             raise EngineRefused(f"{self} refused {path}: {value.get('message', value)}")
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
-        response = await self._call(method, path, body, deadline_s)
+        answer = await self._call(method, path, body, deadline_s)
         try:
-            return json.loads(response.content)
+            return _decoded(answer.content)
         except ValueError as error:
-            raise EngineError(f"{self} answered no JSON to {path}: {response.content[:300]!r}") from error
+            raise EngineError(f"{self} answered no JSON to {path}: {answer.content[:300]!r}") from error
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> httpx.Response:
-        content = b"" if body is None else _encode(body).encode()
-        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(self.url + path))
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Answer:
+        content = b"" if body is None else to_json(body)
         try:
             with trio.fail_after(deadline_s):
-                response = await self._http.request(method, url, content=content, headers=self._keys.headers(path))
+                answer = await self._http.exchange(method, self.url + path, content, self._keys.headers(path))
         except trio.TooSlowError as error:
             raise EngineUnavailable(f"{self} did not answer {path} within {deadline_s:g} s") from error
         except httpx.TransportError as error:
             raise EngineUnavailable(f"{self} cannot be reached for {path}: {error!r}") from error
-        if response.status_code >= 500:
-            raise EngineUnavailable(f"{self} failed at {path}: {response.status_code} {_message(response)}")
-        if response.status_code >= 400:
-            raise EngineRefused(f"{self} refused {path}: {response.status_code} {_message(response)}")
-        return response
+        if answer.status_code >= 500:
+            raise EngineUnavailable(f"{self} failed at {path}: {answer.status_code} {_message(answer)}")
+        if answer.status_code >= 400:
+            raise EngineRefused(f"{self} refused {path}: {answer.status_code} {_message(answer)}")
+        return answer
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+def _decoded(content: bytes) -> Any:
+    """The value of JSON. pydantic's reader takes a third of the time of Python's, which takes what SGLang may write beyond it: lone surrogates."""
+    try:
+        return from_json(content)
+    except ValueError:
+        return json.loads(content)
 
 
 def _named(version: int | None) -> dict[str, str]:
@@ -293,12 +308,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-def _message(response: httpx.Response) -> str:
+def _message(answer: Answer) -> str:
     """The text of an error, in any of the shapes SGLang has for it."""
     try:
-        value = json.loads(response.content)
+        value = json.loads(answer.content)
     except ValueError:
-        return response.text[:500]
+        return answer.text[:500]
     if isinstance(value, dict):
         error = value.get("error", value.get("message", value.get("detail", value)))
         value = error.get("message", error) if isinstance(error, dict) else error

@@ -138,11 +138,19 @@ class GenerateReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptScores:
-    """What an engine says of a prompt it is given: its tokens, and the log-prob of each but the first, at temperature 1."""
+    """What an engine says of a prompt it is given: its tokens, and the log-prob of each but the first, at temperature 1.
+
+    SGLang (0.5.23) names the last id of the vocabulary 0 here: so it hides the placeholders of images, and that id with them. Its log-prob is
+    that of the id it read.
+    """
 
     ids: tuple[int, ...]  # [T], as the engine read them
     logprobs: npt.NDArray[np.float32]  # [T - 1]; not a number where it answered none
     version: int | None  # of its weights when it answered; None where their name is not one of ours
+
+    def reads(self, ids: Sequence[int]) -> bool:
+        """Whether it may have read these ids: those that it names 0 are not looked at."""
+        return len(ids) == len(self.ids) and all(named in (0, token) for named, token in zip(self.ids, ids, strict=True))
 
     @classmethod
     def parse(cls, value: Any) -> PromptScores:

@@ -33,7 +33,7 @@ class CanaryRecipe(Section):
     deadline_s: Seconds = 30.0
     """An engine that has not answered after this time is asked again after the next version."""
     checksums: bool = False
-    """Write to canary.jsonl, at every check, the checksum that every engine tells of its weights. It costs each a pass over them."""
+    """Write to canary.jsonl, at every check, the checksum of the version and the one every engine tells of its weights: a pass over them."""
 
     def bounds(self, dtype: Literal["float32", "bfloat16"]) -> tuple[float, float]:
         """The largest and the mean gap that are accepted of a model in `dtype`."""

@@ -147,11 +147,12 @@ class Canary:
 
     async def _write(self, file: Path, snapshot: Snapshot, gaps: Sequence[Gap], engines: Sequence[EngineClient]) -> None:
         sums = {engine.index: (await engine.weights_checksum()).engine for engine in engines} if self._checksums else {}
+        sent = {"checksum": await trio.to_thread.run_sync(lambda: snapshot.checksum)} if self._checksums else {}
         line = {
             "version": snapshot.version,
             "step": snapshot.step,
             "time": time.time(),
-            "checksum": snapshot.checksum,
+            **sent,
             "engines": [gap.to_plain() | ({"checksum": sums[gap.engine]} if sums else {}) for gap in gaps],
             "unheard": sorted({engine.index for engine in engines} - {gap.engine for gap in gaps}),
         }

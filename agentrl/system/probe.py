@@ -20,7 +20,7 @@ from agentrl.rollout.tokens import TokenEncoder
 from agentrl.system.build import Cluster
 from agentrl.system.check import Check
 
-__all__ = ["Probe", "template", "vocabulary"]
+__all__ = ["Probe", "probe_texts", "template", "tokenizer", "vocabulary"]
 
 ROSTER_WAIT_S = 10.0
 _WORDS = ("Who wrote Hamlet?", "  two  blanks,\n\n\ta tab", "1234567890 + 0.5", "Ångström, 北京, 🙂")
@@ -67,10 +67,10 @@ async def tokenizer(engine: EngineClient, model_dir: Path, texts: Sequence[str])
     remedy = f"Start {engine!r} with the tokenizer of {model_dir} (SGLang: --tokenizer-path), in the same version"
     try:
         for number, text in enumerate(texts):
-            theirs = await engine.encode(text, rid=f"selftest/{engine.index}/{number}")
-            readings = [tuple(ours.encode(text, add_special_tokens=added).ids) for added in (True, False)]
-            if theirs not in readings:
-                told = f"engine {engine.index} reads {text!r} as {list(theirs)}, the run's tokenizer as {list(readings[1])}"
+            theirs = await engine.score_text(text, rid=f"selftest/{engine.index}/{number}")
+            readings = [list(ours.encode(text, add_special_tokens=added).ids) for added in (True, False)]
+            if not any(theirs.reads(ids) for ids in readings):
+                told = f"engine {engine.index} reads {text!r} as {list(theirs.ids)}, the run's tokenizer as {readings[1]}"
                 return Check(name="tokenizer", passed=False, told=told, remedy=remedy)
         prompt = ours.encode(texts[0], add_special_tokens=False).ids
         request = GenerateRequest(rid=f"selftest/{engine.index}/said", input_ids=prompt, max_new_tokens=_SAID, temperature=0.0)

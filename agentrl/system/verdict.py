@@ -1,7 +1,7 @@
 """Why learner and engine disagree: other weights, or other arithmetic with the same weights.
 
-The embedded engine's checksums are those of the snapshot, tensor by tensor. Another engine's are its own: it is compared with itself after
-it has loaded the same version from disk, a way on which nothing of the transfer takes part.
+The embedded engine's checksums are those of the snapshot, tensor by tensor, unless it holds the weights in another dtype. Another engine's are its
+own: it is compared with itself after it has loaded the same version from disk, a way on which nothing of the transfer takes part.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ async def explain(
         f" and {bounds[1]:g}). "
     )
     try:
-        if (await engine.server_info()).staged_update:
-            cause = _of_sent(snapshot, dict((await engine.weights_checksum()).tensors))
-        else:
+        cause = _of_sent(await trio.to_thread.run_sync(lambda: snapshot.checksums), dict((await engine.weights_checksum()).tensors))
+        if cause is None or not (await engine.server_info()).staged_update:
             cause = await _of_reload(engine, snapshot, engines, run_dir=run_dir, model_dir=model_dir)
     except (EngineError, OSError) as error:
         cause = f"Whether its weights differ or its arithmetic could not be found out: {error}"
@@ -94,12 +93,14 @@ def _where(gap: Gap) -> str:
     return ". Even what follows the first token is wrong, which attends to nothing else: look at embedding, norms, output layer and dtype first"
 
 
-def _of_sent(snapshot: Snapshot, held: dict[str, str]) -> str:
-    """The cause, where the engine's checksums are ours."""
-    other = [name for name, checksum in snapshot.checksums.items() if held.get(name) != checksum]
+def _of_sent(sent: dict[str, str], held: dict[str, str]) -> str | None:
+    """The cause, where the engine's checksums are ours. None where not one is equal: it may hold the weights in another dtype."""
+    other = [name for name, checksum in sent.items() if held.get(name) != checksum]
+    if len(other) == len(sent):
+        return None
     if not other:
         return f"The KERNELS differ: all {len(held)} tensors of the engine are bit for bit what was sent; {_OTHER_ARITHMETIC}"
-    return f"The WEIGHTS differ: {_named(other, len(snapshot.checksums))} not what was sent; {_OTHER_WEIGHTS}"
+    return f"The WEIGHTS differ: {_named(other, len(sent))} not what was sent; {_OTHER_WEIGHTS}"
 
 
 async def _of_reload(engine: EngineClient, snapshot: Snapshot, engines: Sequence[EngineClient], *, run_dir: Path, model_dir: Path) -> str:

@@ -217,3 +217,26 @@ def test_what_an_engine_is_and_does_is_read_from_its_own_pages():
 def test_weights_with_a_name_of_their_own_have_no_version():
     info, _ = ask(httpx.Response(200, json={"model_path": "m", "weight_version": "default"}), lambda client: client.model_info())
     assert info.version is None
+
+
+def test_a_prompt_is_scored_without_a_token_being_generated():
+    entries = [[None, 5, None], [-1.5, 6, None], [-2.5, 7, None]]
+    reply = answer(input_token_logprobs=entries, output_token_logprobs=[]) | {"output_ids": []}
+    scores, requests = ask(httpx.Response(200, json=reply), lambda client: client.score([5, 6, 7], rid="canary/8/0/0"))
+    assert (scores.ids, scores.logprobs.tolist(), scores.version) == ((5, 6, 7), [-1.5, -2.5], 8)
+    body = requests[0][2]
+    assert (body["sampling_params"], body["logprob_start_len"]) == ({"max_new_tokens": 0, "temperature": 1.0}, 0)
+
+
+def test_scores_of_other_tokens_are_an_error_but_sglangs_name_for_the_last_id_is_not():
+    entries = [[None, 5, None], [-1.5, 0, None]]
+    reply = httpx.Response(200, json=answer(input_token_logprobs=entries))
+    assert ask(reply, lambda client: client.score([5, 95], rid="a"))[0].logprobs.tolist() == [-1.5]
+    with pytest.raises(EngineError, match="answered with others"):
+        ask(reply, lambda client: client.score([6, 95], rid="a"))
+
+
+def test_a_prompt_whose_scoring_was_aborted_may_be_scored_elsewhere():
+    reply = httpx.Response(200, json=answer(finish_reason={"type": "abort", "message": "Abort in waiting queue"}))
+    with pytest.raises(EngineUnavailable, match="aborted"):
+        ask(reply, lambda client: client.score([5, 6], rid="a"))

@@ -190,10 +190,9 @@ class LearnerProgram:
     async def _snapshot(self, version: int | None) -> Snapshot:
         """Gather the weights: a collective, so every rank takes part; rank 0 keeps them."""
         bucket_bytes, number = self.recipe.weights.bucket_mb * 2**20, -1 if version is None else version
-        snapshot = await trio.to_thread.run_sync(lambda: Snapshot.of(number, self.step, self.learner.gather(bucket_bytes)))
-        if self.canary is not None:
+        if self.canary is not None:  # before the first bucket: whoever gets this version may be asked about it at once
             await trio.to_thread.run_sync(self.canary.listen, self.learner, number)
-        return snapshot
+        return await trio.to_thread.run_sync(lambda: Snapshot.of(number, self.step, self.learner.gather(bucket_bytes)))
 
     async def _hand_over(self, snapshot: Snapshot, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
         if not self.lead:

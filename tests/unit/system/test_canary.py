@@ -139,6 +139,14 @@ def test_an_engine_with_checksums_of_its_own_is_compared_with_itself_after_a_loa
     assert engine.calls[-3:] == ["/update_weights_from_disk", "/weights_checker", "/continue_generation"]
 
 
+def test_an_embedded_engine_that_holds_another_dtype_is_compared_with_itself_too(learner, encoder, snapshot, tmp_path):
+    canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25)
+    engine.checksums = engine.checksums_on_disk = dict.fromkeys(snapshot.checksums, "of bfloat16")
+    canary.listen(learner, 0)
+    with pytest.raises(HealthError, match="The KERNELS differ: it holds the same"):
+        check(canary, snapshot, [engine], tmp_path)
+
+
 def test_an_engine_at_another_version_is_not_compared_and_the_next_version_is_checked(learner, encoder, snapshot, tmp_path):
     canary = a_canary(every=5)
     canary.listen(learner, 0)
