@@ -25,7 +25,7 @@ def make_ready(attention: str) -> None:
             package has a module of the same name.
     """
     if attention == "flash_attention_2" and not is_flash_attn_2_available():
-        raise ConfigError("model.attention flash_attention_2 needs flash-attn 2.3.3 or newer and a GPU: see docs/profiling.md, or set varlen or sdpa")
+        raise ConfigError("model.attention flash_attention_2 needs flash-attn (pip install 'agentrl[gpu]') and a GPU; or set varlen or sdpa")
     if attention == "varlen":
         _varlen()
         AttentionInterface.register("varlen", varlen_attention)

@@ -1,11 +1,15 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from learner_scene import tiny_recipe
 from torch import tensor
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.utils import is_flash_attn_2_available
 
 from agentrl.errors import ConfigError
+from agentrl.learner.attention import varlen_attention
 from agentrl.learner.critic import CriticModel
 from agentrl.learner.layout import Layout
 from agentrl.learner.learner import Learner
@@ -76,6 +80,48 @@ def test_packed_values_are_the_padded_ones(model_dir):
     wanted = IDS.new_tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0]]) == 1
     with torch.no_grad():
         assert_close(critics[1](IDS, wanted), critics[0](IDS, wanted), atol=1e-5, rtol=0)
+
+
+def by_sequences(module, query, key, value, attention_mask, scaling=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, **_):
+    """What varlen is to compute, one sequence after the other."""
+    assert attention_mask is None
+    assert max_length_q == cu_seq_lens_q.diff().max()
+    pieces = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(states[:, :, start:end] for states in (query, key, value)), scale=scaling, is_causal=True, enable_gqa=True
+        )
+        for start, end in pairwise(cu_seq_lens_q.tolist())
+    ]
+    return torch.cat(pieces, 2).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["activations kept", "computed again"])
+def test_an_attention_for_packed_sequences_is_told_where_they_begin(model_dir, again):
+    ids, wanted = IDS, IDS.new_tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0]]) == 1
+    gradients = []
+    for attention in ("sdpa", "varlen"):
+        policy = PolicyModel.load(model_dir, attention=attention, packed=attention == "varlen", gradient_checkpointing=again)
+        AttentionInterface.register("varlen", by_sequences)  # in the place of torch's, which runs on a GPU only
+        policy(ids, wanted, torch.ones(3))[0].sum().backward()
+        gradients.append([parameter.grad for parameter in policy.parameters()])
+    for sdpa, varlen in zip(*gradients, strict=True):
+        assert_close(varlen, sdpa, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("limits", [{}, {"cu_seq_lens_q": tensor([0, 3, 8], dtype=torch.int32), "max_length_q": 5}], ids=["rows", "boundaries"])
+def test_torchs_varlen_attention_takes_what_it_is_given(limits):
+    # on the meta device: its shapes are checked, nothing is computed
+    states = [torch.empty(2, heads, 4, 16, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    attended, weights = varlen_attention(None, *states, None, scaling=0.25, sliding_window=3, **limits)
+    assert attended.shape == (2, 4, 4, 16)
+    assert weights is None
+
+
+def test_flash_attention_is_asked_for_before_a_model_is_loaded(model_dir):
+    if is_flash_attn_2_available():
+        pytest.skip("flash-attn is installed here")
+    with pytest.raises(ConfigError, match="flash_attention_2 needs flash-attn"):
+        PolicyModel.load(model_dir, attention="flash_attention_2")
 
 
 def test_a_model_that_lets_packed_sequences_see_one_another_is_refused(model_dir):
