@@ -48,6 +48,8 @@ class ModelRunner:
         self._cos, self._sin = config.rope.tables(config.head_size, context_tokens + 1, like)
         # which of the two norms each head of queries and keys has
         self._norm_rows = torch.tensor([0] * config.heads + [1] * config.kv_heads, device=like.device)
+        # On a CPU small matrix products are fastest, in fp32; otherwise a fused kernel, which keeps its sums in fp32 whatever its inputs are.
+        self._fused = like.is_cuda or like.dtype != torch.float32
         self._slots = torch.arange(slots, device=like.device)
         self._columns = torch.arange(context_tokens + 1, device=like.device)
 
@@ -82,13 +84,11 @@ class ModelRunner:
                 # rows of padding hold whatever memory held: nothing reads what they attend to
                 q_nCHE = q_NHE.new_empty((*batch.grid_nC.shape, *q_NHE.shape[1:]))
                 q_nCHE[batch.rows_N, batch.columns_N] = q_NHE
-                o_nHCE = F.scaled_dot_product_attention(q_nCHE.transpose(1, 2), *span_nKLE, attn_mask=mask_n1CL, enable_gqa=self._grouped)
+                o_nHCE = self._attend_many(q_nCHE.transpose(1, 2), *span_nKLE, mask_n1CL)
                 o_NHE = o_nHCE[batch.rows_N, :, batch.columns_N]
             else:
                 x_ND, mask_n11L = x_ND[batch.last_n], self._mask(batch.positions_N[batch.last_n], batch.attend)[:, None, None]
-                o_NHE = F.scaled_dot_product_attention(
-                    q_NHE[batch.last_n, :, None], *span_nKLE, attn_mask=mask_n11L, enable_gqa=self._grouped
-                ).squeeze(2)
+                o_NHE = self._attend_many(q_NHE[batch.last_n, :, None], *span_nKLE, mask_n11L).squeeze(2)
             x_ND = self._finish_layer(x_ND, o_NHE.flatten(1), layer)
         return self._norm(x_ND, self.weights.norm)
 
@@ -104,9 +104,8 @@ class ModelRunner:
         Returns:
             Logits. [n, V]
         """
-        config, n = self.config, len(tokens)
-        slots_n = self._slots[:n]
-        mask_n1L = self._mask(positions, attend)[:, None].expand(n, config.kv_heads, attend).reshape(n * config.kv_heads, 1, attend)
+        slots_n = self._slots[: len(tokens)]
+        mask_n1L = self._mask(positions, attend)[:, None]
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         x_nD = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
@@ -114,12 +113,8 @@ class ModelRunner:
             keys, values = self._keys[index], self._values[index]
             keys[slots_n, :, positions] = k_nKE
             values[slots_n, :, positions] = v_nKE
-            # heads that share keys are treated as queries of one head: one small product per (row, key-value head)
-            q_mGE = q_nHE.reshape(n * config.kv_heads, -1, config.head_size)
-            keys_mLE = keys[:n].flatten(0, 1)[:, :attend]
-            scores_mGL = torch.baddbmm(mask_n1L, q_mGE, keys_mLE.transpose(1, 2), alpha=config.head_size**-0.5)
-            o_mGE = torch.bmm(scores_mGL.softmax(-1), values[:n].flatten(0, 1)[:, :attend])
-            x_nD = self._finish_layer(x_nD, o_mGE.view(n, -1), layer)
+            span_nKLE = keys[: len(tokens), :, :attend], values[: len(tokens), :, :attend]
+            x_nD = self._finish_layer(x_nD, self._attend_one(q_nHE, *span_nKLE, mask_n1L), layer)
         return self.logits(self._norm(x_nD, self.weights.norm))
 
     @torch.inference_mode()
@@ -141,13 +136,29 @@ class ModelRunner:
         for cache in (*self._keys, *self._values):
             cache[list(slots)] = 0.0
 
-    @property
-    def _grouped(self) -> bool:
-        return self.config.heads != self.config.kv_heads
+    def _attend_many(self, q_nHCE: Tensor, keys_nKLE: Tensor, values_nKLE: Tensor, mask_n1CL: Tensor) -> Tensor:
+        """Attention of several queries per head. [n, H, C, E]"""
+        groups = self.config.heads // self.config.kv_heads
+        if groups > 1 and q_nHCE.is_cuda:  # there the kernels that take a mask want a key for every head
+            keys_nKLE, values_nKLE = keys_nKLE.repeat_interleave(groups, 1), values_nKLE.repeat_interleave(groups, 1)
+            groups = 1
+        return F.scaled_dot_product_attention(q_nHCE, keys_nKLE, values_nKLE, attn_mask=mask_n1CL, enable_gqa=groups > 1)
+
+    def _attend_one(self, q_nHE: Tensor, keys_nKLE: Tensor, values_nKLE: Tensor, mask_n1L: Tensor) -> Tensor:
+        """Attention of one query per head: heads that share keys are treated as queries of one head. [n, H E]"""
+        n, kv_heads, attend, size = keys_nKLE.shape
+        q_nKGE = q_nHE.reshape(n, kv_heads, -1, size)
+        if self._fused:
+            o_nKGE = F.scaled_dot_product_attention(q_nKGE, keys_nKLE, values_nKLE, attn_mask=mask_n1L[:, None])
+        else:  # one small product per (row, key-value head)
+            mask_m1L = mask_n1L.expand(n, kv_heads, attend).reshape(n * kv_heads, 1, attend)
+            scores_mGL = torch.baddbmm(mask_m1L, q_nKGE.flatten(0, 1), keys_nKLE.flatten(0, 1).transpose(1, 2), alpha=size**-0.5)
+            o_nKGE = torch.bmm(scores_mGL.softmax(-1), values_nKLE.flatten(0, 1))
+        return o_nKGE.reshape(n, -1)
 
     def _mask(self, last: Tensor, span: int) -> Tensor:
         """Additive attention mask: 0 up to and with column `last`, -inf after. [*last.shape, span]"""
-        return torch.where(self._columns[:span] <= last[..., None], 0.0, float("-inf")).to(self._cos.dtype)
+        return self._cos.new_zeros((*last.shape, span)).masked_fill_(self._columns[:span] > last[..., None], float("-inf"))
 
     def _project(self, x_ND: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config

@@ -42,6 +42,8 @@ class Weights:
     """The parameters of one model. `named` holds them by Hugging Face name; writing into those writes into the layers."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise EngineError(f"device is {device!r}, but torch {torch.__version__} sees no GPU here")
         self.config = config
         self.named: dict[str, Tensor] = {}
         self._dtype, self._device = dtype, device
