@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -178,7 +179,8 @@ class Generation:
     def _abandon(self, requests: list[GenerateRequest]) -> None:
         for request in requests:
             self._inflight.pop(request.rid, None)
-            self.thread.post(partial(self._scheduler.abort, request.rid))
+            with suppress(EngineUnavailable):  # it has ended, and its requests with it
+                self.thread.post(partial(self._scheduler.abort, request.rid))
 
     def _on_loop(self, callback: Callable[[T], None], value: T) -> None:
         """Called in the engine thread."""

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, it finds 
 
 from tiny_qwen2 import write_tiny_qwen2
 
-__all__ = ["CONTEXT_TOKENS", "EOS", "MODELS", "VOCABULARY", "write_models"]
+__all__ = ["CONTEXT_TOKENS", "EOS", "MODELS", "VOCABULARY", "write_models", "written_models"]
 
 CONTEXT_TOKENS = 2048  # long enough for a request that is still running whenever a test wants to see it run
 VOCABULARY = 320
@@ -30,7 +30,12 @@ _WORDS = ("</search>", "</answer>", "king", " who", " is", " the")
 
 def write_models(directory: Path) -> list[Path]:
     """Model directories with the same architecture and tokenizer, and other weights each."""
-    return [_write_model(directory / str(seed), seed) for seed in range(MODELS)]
+    return [_write_model(path, seed) for seed, path in enumerate(written_models(directory))]
+
+
+def written_models(directory: Path) -> list[Path]:
+    """Where `write_models` puts them."""
+    return [directory / str(seed) for seed in range(MODELS)]
 
 
 def _write_model(directory: Path, seed: int) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conformance_models import write_models
+from conformance_models import write_models, written_models
 from conformance_servers import embedded_command, embedded_thread, http_client, sglang_server
 from differences import DIFFERENCES
 from engine_calls import Group, Reply, Running, generate, group
@@ -77,7 +77,7 @@ class Engine:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """One architecture, three sets of weights."""
-    return write_models(Path(MODELS) if MODELS else tmp_path_factory.mktemp("conformance"))
+    return written_models(Path(MODELS)) if MODELS else write_models(tmp_path_factory.mktemp("conformance"))
 
 
 @pytest.fixture(scope="session", params=KINDS)
