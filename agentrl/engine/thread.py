@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from agentrl.errors import EngineUnavailable
 
 __all__ = ["EngineThread"]
 
+# Every kernel lets go of the interpreter and takes it back after it. While the event loop parses requests it would get it back after 5 ms, Python's
+# default, a hundred times per step: a batch of arrivals would stop all that runs.
+_SWITCH_S = 1e-4
 T = TypeVar("T")
 
 
@@ -114,6 +118,7 @@ class EngineThread:
         unblocked by  stop()
         """
         torch.set_num_threads(self._threads)  # OpenMP keeps this number by thread
+        sys.setswitchinterval(_SWITCH_S)  # of the whole process
         try:
             while self._take_commands():
                 if self._scheduler.busy:
