@@ -7,10 +7,12 @@ SGLang's `/generate` and log-probs, in two processes of their own, and a retriev
 passages. Tickets come from a real buffer process and go back to it. The worker has one core to itself (sched_setaffinity), everything else the
 other cores. An episode without any overhead takes two turns and one search, so
 
-    ideal episodes/s = slots / (2 x turn + 5 ms)        slot efficiency = episodes/s reached / ideal
+    ideal episodes/s = slots / (2 x turn + 5 ms)        slot efficiency = time that the servers held requests / (slots x wall time)
 
-counted from the first second on. Where the ideal is beyond what a core can do, the episodes/s reached are the worker's ceiling. Sizes are
-those of Search-R1's questions: about 190 tokens of prompt, 70 per completion and 400 of passages, by a byte-level BPE of 6,000 tokens.
+counted from the first second on: the rest of a slot's time is the worker's, the buffer's and the network's. Where the ideal is beyond what a core
+can do, the episodes/s reached are the worker's ceiling. Sizes are those of Search-R1's questions: about 190 tokens of prompt, 70 per
+completion and 400 of passages, by a byte-level BPE of 6,000 tokens. No two searches find the same passages: the worst case, in which the
+tokenizer has never seen them.
 
 **The buffer** is one process over HTTP with a journal, acknowledging what is in the file (`wal`), before 1,000 simulated workers: each has its
 own index and its own connection, and asks for 8 tickets, plays them for a while, and closes them with 8 trajectories of the same sizes. A decision is
@@ -60,6 +62,7 @@ from agentrl.testing.tokenizer import byte_encoder
 from agentrl.types import Purpose, Reward, StopReason, Task, Ticket, ToolCall, Trajectory, Turn
 from agentrl.wire import encode_trajectory, pack, unpack
 from envs.search import SearchEnv
+from retriever.transport import trio_client
 
 ENGINES = 2
 TURNS_S = (0.05, 0.5)
@@ -107,10 +110,10 @@ def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: floa
                 buffer = _started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
                 os.sched_setaffinity(0, own)
                 row = trio.run(_play, engines, retriever, buffer, encoder, count, seconds)
-            ideal = count / (2 * turn_s + SEARCH_S)
+            ideal, efficiency = count / (2 * turn_s + SEARCH_S), row.held_s / (count * row.wall_s)
             others_ms, busiest = row.others_s[buffer.pid] / row.episodes, max(row.others_s.values()) / row.wall_s
             print(
-                f"{1e3 * turn_s:7.0f} | {count:5d} | {ideal:16.0f} | {row.rate:7.0f} | {row.rate / ideal:15.3f} |"
+                f"{1e3 * turn_s:7.0f} | {count:5d} | {ideal:16.0f} | {row.rate:7.0f} | {efficiency:15.3f} |"
                 f" {1e3 * row.cpu_s / row.episodes:26.2f} | {1e3 * others_ms:6.2f} | {busiest:6.0%}",
                 flush=True,
             )
@@ -124,6 +127,7 @@ class Counted:
     wall_s: float
     cpu_s: float  # of this process
     others_s: dict[int, float]  # CPU of the other processes, by pid
+    held_s: float  # that engines and retriever held requests
 
     @property
     def rate(self) -> float:
@@ -133,13 +137,17 @@ class Counted:
     def __sub__(self, before: Counted) -> Counted:
         others_s = {pid: seconds - before.others_s[pid] for pid, seconds in self.others_s.items()}
         return Counted(
-            episodes=self.episodes - before.episodes, wall_s=self.wall_s - before.wall_s, cpu_s=self.cpu_s - before.cpu_s, others_s=others_s
+            episodes=self.episodes - before.episodes,
+            wall_s=self.wall_s - before.wall_s,
+            cpu_s=self.cpu_s - before.cpu_s,
+            others_s=others_s,
+            held_s=self.held_s - before.held_s,
         )
 
 
 async def _play(engines: list[Server], retriever: Server, buffer: Server, encoder: TokenEncoder, slots: int, seconds: float) -> Counted:
     ended = Ended()
-    processes = [*engines, retriever, buffer]
+    count = partial(_count, ended, [*engines, retriever], buffer)
     async with BufferClient(buffer.url, role="worker", index=0, incarnation=0) as client, trio.open_nursery() as nursery:
         worker = RolloutWorker(
             client=client,
@@ -151,17 +159,19 @@ async def _play(engines: list[Server], retriever: Server, buffer: Server, encode
         nursery.start_soon(worker.run)
         await trio.sleep(SETTLE_S)
         gc.collect()
-        before = _count(ended, processes)
+        before = await count()
         await trio.sleep(seconds)
-        counted = _count(ended, processes) - before
+        counted = await count() - before
         nursery.cancel_scope.cancel()
     assert not ended.otherwise, f"{ended.otherwise} episodes ended without an answer"
     return counted
 
 
-def _count(ended: Ended, processes: Sequence[Server]) -> Counted:
-    others_s = {server.pid: sum(psutil.Process(server.pid).cpu_times()[:2]) for server in processes}
-    return Counted(episodes=ended.answered, wall_s=time.perf_counter(), cpu_s=time.process_time(), others_s=others_s)
+async def _count(ended: Ended, holding: Sequence[Server], buffer: Server) -> Counted:
+    async with trio_client() as http:
+        held_s = sum([float((await http.exchange("GET", server.url)).content) for server in holding])
+    others_s = {server.pid: sum(psutil.Process(server.pid).cpu_times()[:2]) for server in (*holding, buffer)}
+    return Counted(episodes=ended.answered, wall_s=time.perf_counter(), cpu_s=time.process_time(), others_s=others_s, held_s=held_s)
 
 
 @dataclass(slots=True)
@@ -463,9 +473,10 @@ def serve_retriever(passages: list[dict[str, Any]], search_s: float, tell: Calla
 
 async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, tell: Callable[[str], None]) -> None:
     loop, count = asyncio.get_running_loop(), itertools.count()
+    held_s = 0.0
 
     class Answering(asyncio.Protocol):
-        """One connection: a request, its answer, the next request."""
+        """One connection: a request, its answer, the next request. One without content asks for how long requests were held in all."""
 
         buffered = b""
 
@@ -478,7 +489,15 @@ async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, te
             length = _LENGTH.search(head)
             if found and len(body) >= int(length[1] if length else 0):
                 self.buffered = b""
-                loop.call_later(after_s - LATE_S, self.transport.write, answer(body, next(count)))
+                if body:
+                    loop.call_later(after_s - LATE_S, self._answer, answer(body, next(count)), loop.time())
+                else:
+                    self.transport.write(_http_bytes(str(held_s).encode()))
+
+        def _answer(self, content: bytes, asked_s: float) -> None:
+            nonlocal held_s
+            self.transport.write(content)
+            held_s += loop.time() - asked_s
 
     server = await loop.create_server(Answering, "127.0.0.1", 0, backlog=2048)
     tell(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
