@@ -26,14 +26,17 @@ settings.register_profile("agentrl", derandomize=True, deadline=None, database=N
 settings.load_profile("agentrl")
 
 
+MARKS = ("soak", "sglang", "slow")  # of tests that may take longer than UNMARKED_S; the budget is about those without a mark and the slow ones
+
+
 class Stopwatch:
     """Seconds of every test, set-up and tear-down included, under the mark it carries."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, dict[str, float]] = {"": defaultdict(float), "slow": defaultdict(float), "soak": defaultdict(float)}
+        self.seconds: dict[str, dict[str, float]] = {mark: defaultdict(float) for mark in ("", *MARKS)}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        mark = next((mark for mark in ("soak", "slow") if mark in report.keywords), "")
+        mark = next((mark for mark in MARKS if mark in report.keywords), "")
         self.seconds[mark][report.nodeid] += report.duration
 
     @property
