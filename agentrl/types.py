@@ -196,9 +196,9 @@ class Trajectory:
         if len(set(lengths.values())) != 1:
             raise TrajectoryError(f"token arrays of {self.ticket.name} differ in length: {lengths}")
         outside = self.loss_mask == 0
-        if np.any(self.behaviour_logprobs[outside] != 0.0) or np.any(self.versions[outside] != -1):
+        if (self.behaviour_logprobs[outside] != 0.0).any() or (self.versions[outside] != -1).any():
             raise TrajectoryError(f"{self.ticket.name}: a token outside the loss mask carries a log-prob or a version")
-        if np.any(self.versions[~outside] < 0):
+        if (self.versions[~outside] < 0).any():
             raise TrajectoryError(f"{self.ticket.name}: a generated token carries no version")
         if any(not (0 <= t < len(self.loss_mask) and self.loss_mask[t]) for t in self.reward.tokens):
             raise TrajectoryError(f"{self.ticket.name}: a reward lands on a token the policy did not write: {self.reward.tokens}")

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 60.0  # of a long poll, whatever the client asks for
 RETRY_WRITE_S = 0.5  # while the disk is full
+CLIENT_GONE = 499  # nginx's word for it: nobody gets to read it
 
 
 def create_app(buffer: ReplayBuffer) -> Starlette:
@@ -98,6 +99,8 @@ class _Server:
                 if call.__name__ not in _UNRECORDED:
                     await self._committed()
                 return _response(reply)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
             except (AgentRLError, KeyError, TypeError, ValueError) as error:
                 return _refusal(error)
 

@@ -265,4 +265,7 @@ class Supply:
 
 
 def _versions(trajectory: Trajectory) -> tuple[int, ...]:
-    return tuple(int(version) for version in np.unique(trajectory.versions[trajectory.loss_mask == 1]))
+    written = trajectory.versions[trajectory.loss_mask == 1]
+    if len(written) and (written == written[0]).all():  # nearly always
+        return (int(written[0]),)
+    return tuple(int(version) for version in np.unique(written))
