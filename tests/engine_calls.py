@@ -18,7 +18,21 @@ import torch.distributed as dist
 
 from agentrl.collective import broadcast, flatten_bucket, join_update_group, leave_update_group
 
-__all__ = ["LONG", "PROMPT", "Group", "Reply", "Running", "announcement", "generate", "generate_body", "group", "halves", "load", "wait_until"]
+__all__ = [
+    "DEADLINE_S",
+    "LONG",
+    "PROMPT",
+    "Group",
+    "Reply",
+    "Running",
+    "announcement",
+    "generate",
+    "generate_body",
+    "group",
+    "halves",
+    "load",
+    "wait_until",
+]
 
 Reply = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]

@@ -184,7 +184,7 @@ def test_a_flush_while_requests_are_frozen_in_place(engine, fresh_group, way):
     running = engine.start().wait(8)
     engine.post("/pause_generation", mode="in_place")
     if way == "disk":
-        reply = engine.from_disk(1, "1")
+        reply = engine.once_from_disk(1, "1")
     else:
         engine.post("/begin_weight_update")
         reply = fresh_group.send(read_tensors(engine.models[1]), weight_version="1", flush_cache=True)
