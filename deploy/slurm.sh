@@ -41,7 +41,7 @@ address=$head_ip:$port
 
 # Only who has this job's token may use its cluster.
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
 export PATH=$environment/bin:$PATH
 
 echo "== Ray head on $head ($address)"
