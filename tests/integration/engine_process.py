@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,17 +17,18 @@ START_DEADLINE_S = 60.0
 
 
 @contextmanager
-def engine_process(model_dir: Path, *, slots: int = 8, context_tokens: int = 512) -> Iterator[httpx.Client]:
-    """A client of a running engine."""
+def engine_process(model_dir: Path, *, slots: int = 8, context_tokens: int = 512, faults: str = "") -> Iterator[httpx.Client]:
+    """A client of a running engine. One with `faults` (agentrl.faults) is killed at the end, for it may be frozen."""
     command = [sys.executable, __file__, str(model_dir), str(slots), str(context_tokens)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | ({"AGENTRL_FAULTS": faults} if faults else {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             with httpx.Client(base_url=process.stdout.readline().strip(), timeout=60.0, trust_env=False) as client:
                 await_ready(client)
                 yield client
         finally:
-            process.terminate()
+            (process.kill if faults else process.terminate)()
             process.wait(20)
 
 
@@ -50,7 +52,9 @@ def main(model_dir: str, slots: str, context_tokens: str) -> None:
 
     torch.set_num_threads(1)
     server = EngineServer(Path(model_dir), slots=int(slots), context_tokens=int(context_tokens))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio does not set TCP_NODELAY: 40 ms a call
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(server.app, log_level="warning", access_log=False)).run(sockets=[listener])
 
