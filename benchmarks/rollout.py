@@ -9,8 +9,9 @@ other cores. An episode without any overhead takes two turns and one search, so
 
     ideal episodes/s = slots / (2 x turn + 5 ms)        slot efficiency = time that the servers held requests / (slots x wall time)
 
-counted from the first second on: the rest of a slot's time is the worker's, the buffer's and the network's. Where the ideal is beyond what a core
-can do, the episodes/s reached are the worker's ceiling. Sizes are those of Search-R1's questions: about 190 tokens of prompt, 70 per
+counted from the first second on: the rest of a slot's time is the worker's, the buffer's and the machine's. What the machine takes is measured
+just before, on the same core with the same servers: a bare client, which sends as many bytes and parses nothing. Where the ideal is beyond what
+a core can do, the episodes/s reached are the worker's ceiling. Sizes are those of Search-R1's questions: about 190 tokens of prompt, 70 per
 completion and 400 of passages, by a byte-level BPE of 6,000 tokens. No two searches find the same passages: the worst case, in which the
 tokenizer has never seen them.
 
@@ -37,7 +38,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.connection import Connection
@@ -48,7 +49,7 @@ import numpy as np
 import psutil
 import trio
 
-from agentrl.buffer.app import create_app
+from agentrl.buffer.app import create_app, spare_the_held
 from agentrl.buffer.buffer import BufferSettings, Caller, ReplayBuffer
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import RolloutRecipe
@@ -70,11 +71,13 @@ SLOTS = (32, 64, 256)
 SEARCH_S = 0.005
 LATE_S = 0.0005  # asyncio's timers are late by this on average: epoll counts in milliseconds
 SETTLE_S = 1.0  # connections are opened, caches filled
+REQUEST_BYTES = 2000
 WORDS, VOCABULARY = 3000, 6000
 QUESTION_WORDS, THOUGHT_WORDS, PASSAGE_WORDS = 16, 50, 120
 SCRIPTS, PASSAGES, TASKS = 256, 400, 512
 GROUP = 8
 WORKERS, GENERATORS, WANT = 1000, 3, 8
+GENERATORS_START_S = 4.0
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -101,7 +104,7 @@ def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: floa
     """A row per turn latency and number of slots."""
     words = Words.make()
     encoder = words.encoder()
-    print("turn ms | slots | ideal episodes/s | reached | slot efficiency | CPU ms per episode: worker | buffer | busiest other process, % of a core")
+    print("turn ms | slots | ideal episodes/s | reached | slot efficiency | of a bare client | CPU ms per episode: worker | buffer | busiest other")
     for turn_s in turns_s:
         for count in slots:
             with ExitStack() as stack:
@@ -109,11 +112,12 @@ def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: floa
                 retriever = _started(stack, others, serve_retriever, words.passages(), SEARCH_S)
                 buffer = _started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
                 os.sched_setaffinity(0, own)
+                bare = asyncio.run(_bare(engines, retriever, count, seconds / 2))
                 row = trio.run(_play, engines, retriever, buffer, encoder, count, seconds)
             ideal, efficiency = count / (2 * turn_s + SEARCH_S), row.held_s / (count * row.wall_s)
             others_ms, busiest = row.others_s[buffer.pid] / row.episodes, max(row.others_s.values()) / row.wall_s
             print(
-                f"{1e3 * turn_s:7.0f} | {count:5d} | {ideal:16.0f} | {row.rate:7.0f} | {efficiency:15.3f} |"
+                f"{1e3 * turn_s:7.0f} | {count:5d} | {ideal:16.0f} | {row.rate:7.0f} | {efficiency:15.3f} | {bare:16.3f} |"
                 f" {1e3 * row.cpu_s / row.episodes:26.2f} | {1e3 * others_ms:6.2f} | {busiest:6.0%}",
                 flush=True,
             )
@@ -145,6 +149,45 @@ class Counted:
         )
 
 
+async def _bare(engines: Sequence[Server], retriever: Server, slots: int, seconds: float) -> float:
+    """The slot efficiency of nothing but requests and answers."""
+    held_s, moments = [], []
+    async with asyncio.TaskGroup() as tasks:
+        playing = [tasks.create_task(_ask_in_turn(engines[slot % len(engines)], retriever, engines[slot % len(engines)])) for slot in range(slots)]
+        for pause_s in (SETTLE_S, seconds):
+            await asyncio.sleep(pause_s)
+            moments.append(time.perf_counter())
+            held_s.append(sum([float(await _ask(await _connected(server), b"/", b"")) for server in (*engines, retriever)]))
+        for task in playing:
+            task.cancel()
+    return (held_s[1] - held_s[0]) / (slots * (moments[1] - moments[0]))
+
+
+async def _ask_in_turn(*servers: Server) -> None:
+    streams = [await _connected(server) for server in servers]
+    while True:
+        for stream in streams:
+            await _ask(stream, b"/", b'{"rid":"train/0/0/0/0/0"}'.ljust(REQUEST_BYTES))
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _connected(server: Server) -> Streams:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def _ask(streams: Streams, target: bytes, content: bytes) -> bytes:
+    reader, writer = streams
+    writer.write(b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n%b" % (target, len(content), content))
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    assert head.startswith(b"HTTP/1.1 200"), head
+    assert length is not None
+    return await reader.readexactly(int(length[1]))
+
+
 async def _play(engines: list[Server], retriever: Server, buffer: Server, encoder: TokenEncoder, slots: int, seconds: float) -> Counted:
     ended = Ended()
     count = partial(_count, ended, [*engines, retriever], buffer)
@@ -170,8 +213,13 @@ async def _play(engines: list[Server], retriever: Server, buffer: Server, encode
 async def _count(ended: Ended, holding: Sequence[Server], buffer: Server) -> Counted:
     async with trio_client() as http:
         held_s = sum([float((await http.exchange("GET", server.url)).content) for server in holding])
-    others_s = {server.pid: sum(psutil.Process(server.pid).cpu_times()[:2]) for server in (*holding, buffer)}
+    others_s = {server.pid: _cpu_s(server) for server in (*holding, buffer)}
     return Counted(episodes=ended.answered, wall_s=time.perf_counter(), cpu_s=time.process_time(), others_s=others_s, held_s=held_s)
+
+
+def _cpu_s(server: Server) -> float:
+    user_s, system_s, *_ = psutil.Process(server.pid).cpu_times()
+    return user_s + system_s
 
 
 @dataclass(slots=True)
@@ -267,80 +315,72 @@ def measure_buffer(seconds: float, own: set[int], others: set[int]) -> None:
     for _ in range(2):
         with ExitStack() as stack:
             buffer = _started(stack, own, serve_buffer, Words.make().tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
-            before_s = sum(psutil.Process(buffer.pid).cpu_times()[:2])
-            calls, wall_s = _load(buffer.url, others, play_s, seconds)
-            cpu_s = sum(psutil.Process(buffer.pid).cpu_times()[:2]) - before_s
-        rate = WANT * len(calls) / wall_s
+            calls, cpu_s = _load(buffer, others, play_s, seconds)
+        rate = WANT * len(calls) / seconds
         percentiles = statistics.quantiles(calls, n=100)
         print(
             f"{WORKERS:17d} | {play_s:9.1f} | {rate:11.0f} | {rate / WANT:7.0f} | {1e3 * percentiles[49]:11.0f} | {1e3 * percentiles[98]:6.0f} |"
-            f" {1e3 * cpu_s / (WANT * len(calls)):26.3f} | {cpu_s / wall_s:6.0%}",
+            f" {1e3 * cpu_s / (WANT * len(calls)):26.3f} | {cpu_s / seconds:6.0%}",
             flush=True,
         )
         play_s = 4 * WORKERS * WANT / rate  # two decisions a ticket at half the rate
 
 
-def _load(url: str, cores: set[int], play_s: float, seconds: float) -> tuple[list[float], float]:
-    """Latencies of the calls within `seconds`, by processes on these cores."""
-    task = CONTEXT.Pool(GENERATORS, os.sched_setaffinity, (0, cores))
-    with task as pool:
+def _load(buffer: Server, cores: set[int], play_s: float, seconds: float) -> tuple[list[float], float]:
+    """Latencies of the calls that end within `seconds`, made by processes on these cores, and the buffer's CPU in that time."""
+    with CONTEXT.Pool(GENERATORS, os.sched_setaffinity, (0, cores)) as pool:
+        begins = time.perf_counter() + GENERATORS_START_S + SETTLE_S + play_s  # one clock for all processes
         parts = [range(first, WORKERS, GENERATORS) for first in range(GENERATORS)]
-        found = pool.starmap(be_workers, [(url, part, play_s, seconds) for part in parts])
-    return [latency for latencies in found for latency in latencies], seconds
+        found = pool.starmap_async(be_workers, [(buffer, part, play_s, begins, begins + seconds) for part in parts])
+        time.sleep(begins - time.perf_counter())
+        before_s = _cpu_s(buffer)
+        time.sleep(begins + seconds - time.perf_counter())
+        cpu_s = _cpu_s(buffer) - before_s
+        return [latency for latencies in found.get() for latency in latencies], cpu_s
 
 
-def be_workers(url: str, workers: Sequence[int], play_s: float, seconds: float) -> list[float]:
-    """Be these workers for a while; the latencies of their calls, the first moments aside."""
-    return asyncio.run(_be_workers(url, workers, play_s, seconds))
+def be_workers(buffer: Server, workers: Sequence[int], play_s: float, begins: float, ends: float) -> list[float]:
+    """Be these workers until `ends`; the latencies of the calls that were answered after `begins`."""
+    return asyncio.run(_be_workers(buffer, workers, play_s, begins, ends))
 
 
-async def _be_workers(url: str, workers: Sequence[int], play_s: float, seconds: float) -> list[float]:
+async def _be_workers(buffer: Server, workers: Sequence[int], play_s: float, begins: float, ends: float) -> list[float]:
     latencies: list[float] = []
-    begins = time.perf_counter() + SETTLE_S + play_s
-    simulated = [Simulated(url, index, begins, latencies) for index in workers]
-    async with asyncio.TaskGroup() as tasks:
-        for worker in simulated:
-            tasks.create_task(worker.run(play_s, until=begins + seconds))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ends - time.perf_counter()), asyncio.TaskGroup() as tasks:
+            for index in workers:
+                tasks.create_task(Simulated(buffer, index, begins, latencies).run(play_s))
     return latencies
 
 
 class Simulated:
     """A worker that plays nothing: a connection, an index, and the calls of `RolloutWorker`."""
 
-    def __init__(self, url: str, index: int, begins: float, latencies: list[float]) -> None:
-        self._host, _, port = url.removeprefix("http://").partition(":")
-        self._port = int(port)
+    def __init__(self, buffer: Server, index: int, begins: float, latencies: list[float]) -> None:
+        self._buffer = buffer
         self._caller = {"role": "worker", "index": index, "incarnation": 0, "wait_s": 10.0}
         self._begins, self._latencies = begins, latencies
         self._rng = random.Random(index)
 
-    async def run(self, play_s: float, *, until: float) -> None:
+    async def run(self, play_s: float) -> None:
         """Take tickets, let time pass, close them; again."""
-        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        self._streams = await _connected(self._buffer)
         await asyncio.sleep(play_s * self._rng.random())
-        request = 0
-        while time.perf_counter() < until:
+        for request in itertools.count():
             granted = await self._call("take_tickets", {"request": request, "want": WANT})
-            request += 1
             await asyncio.sleep(play_s * self._rng.uniform(0.5, 1.5))
             outcomes = [[ticket, _trajectory(ticket), "trajectory", ""] for ticket, *_ in granted["grants"]]
             accepted = await self._call("close_tickets", {"outcomes": outcomes})
             assert accepted == [True] * WANT
-        self._writer.close()
 
     async def _call(self, name: str, body: dict[str, Any]) -> Any:
         content = pack(self._caller | body)
-        head = f"POST /{name} HTTP/1.1\r\nhost: {self._host}\r\ncontent-length: {len(content)}\r\n\r\n".encode()
         asked = time.perf_counter()
-        self._writer.write(head + content)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        length = _LENGTH.search(answer)
-        assert answer.startswith(b"HTTP/1.1 200"), answer
-        assert length is not None
-        content = await self._reader.readexactly(int(length[1]))
-        if asked >= self._begins:
-            self._latencies.append(time.perf_counter() - asked)
-        return unpack(content)
+        answer = await _ask(self._streams, b"/" + name.encode(), content)
+        answered = time.perf_counter()
+        if answered >= self._begins:
+            self._latencies.append(answered - asked)
+        return unpack(answer)
 
 
 @cache
@@ -432,6 +472,7 @@ def serve_buffer(tasks: list[Task], directory: str, tell: Callable[[str], None])
     buffer = ReplayBuffer(Path(directory), settings, tasks=Endless(tasks), incarnation=0, run=0)
     buffer.reserve_version(Caller(role="learner", index=0, incarnation=0), reason="initial")
     buffer.version_published(version=0, engines=range(ENGINES), seconds=0.0, bytes=0)
+    spare_the_held()
     serve_app(create_app(buffer), on_ready=lambda told: tell(told["url"]), stop=StopSignal())
 
 

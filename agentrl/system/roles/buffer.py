@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.buffer.app import create_app
+from agentrl.buffer.app import create_app, spare_the_held
 from agentrl.buffer.buffer import BufferSettings, ReplayBuffer
 from agentrl.buffer_api import EvaluationResult
 from agentrl.config.recipe import Recipe
@@ -44,6 +44,7 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
         run=spec.payload["run_incarnation"],
         on_evaluation=partial(_report, run_dir / "eval", encoder.decode),
     )
+    spare_the_held()
     serve_app(create_app(buffer), on_ready=on_ready, stop=stop, host=bind_address(recipe))
 
 
