@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 from math import prod
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -133,12 +135,47 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def tensor_checksum(tensor: Tensor) -> str:
-    """16 hex digits of the tensor's bytes (blake2b-64), independent of device and strides."""
-    data: Any = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    """16 hex digits of the tensor's bytes, independent of device and strides. Made to find faults, not forgeries.
+
+    The bytes are read as 64-bit words in blocks; a block's sum has an odd weight per word (mod 2^64), so any one changed word changes it. The
+    sums, in order, and the length are digested. One pass at the speed of memory, and where the tensor is: of a GPU's only the sums travel.
+    """
+    flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+    size = flat.numel()
+    if flat.storage_offset() % _WORD:
+        flat = flat.clone()  # words must be aligned
+    whole = size // _BLOCK * _BLOCK
+    sums = [_block_sums(flat[:whole])] if whole else []
+    if whole < size:
+        rest = flat.new_zeros(_BLOCK)
+        rest[: size - whole] = flat[whole:]
+        sums.append(_block_sums(rest))
+    digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=8)
+    for part in sums:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def combined_checksum(checksums: Mapping[str, str]) -> str:
     """One checksum of many, independent of their order."""
     text = "".join(f"{name}={value};" for name, value in sorted(checksums.items()))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+_WORD = 8  # bytes
+_BLOCK = 2**18  # bytes: the words' weights stay in a core's cache
+
+
+def _block_sums(blocks: Tensor) -> bytes:
+    """The weighted sum of each block, as bytes."""
+    words = blocks.view(torch.int64).view(-1, _BLOCK // _WORD)
+    if words.is_cuda:
+        return bytes(_odd_weights().to(words.device).mul(words).sum(1).cpu().numpy().data)
+    # five times as fast as the same in torch, and without Python's lock
+    sums: npt.NDArray[np.int64] = np.einsum("bw,w->b", words.numpy(), _odd_weights().numpy())
+    return sums.tobytes()
+
+
+@cache
+def _odd_weights() -> Tensor:
+    return torch.arange(_BLOCK // _WORD) * 2 + 1

@@ -158,12 +158,18 @@ class EngineClient:
         world_size: int,
         group: str,
         backend: str,
+        timeout_s: float | None = None,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> None:
-        """Join the process group that weights are broadcast over. Answers when rank 0 has joined too."""
+        """Join the process group that weights are broadcast over. Answers when rank 0 has joined too.
+
+        Args:
+            timeout_s: of the engine's end of a broadcast; SGLang has its own and is not told one.
+        """
         if not group:
             raise EngineRefused("a weight-update group needs a name: an empty one ends an SGLang server")
-        body = {"master_address": address, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
+        body: dict[str, Any] = {"master_address": address, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
+        body |= {} if timeout_s is None else {"timeout_s": timeout_s}
         await self._update("/init_weights_update_group", body | {"group_name": group, "backend": backend}, deadline_s)
 
     async def destroy_group(self, group: str, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
@@ -181,9 +187,14 @@ class EngineClient:
         group: str,
         version: int | None = None,
         flush_cache: bool = False,
+        checksum: str | None = None,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> None:
-        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version."""
+        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version.
+
+        Args:
+            checksum: of the bytes (`collective.tensor_checksum`), which an engine with staged updates compares before it commits; others know none.
+        """
         body: dict[str, Any] = {
             "names": list(bucket.names),
             "dtypes": list(bucket.dtypes),
@@ -193,6 +204,7 @@ class EngineClient:
             "abort_all_requests": False,
             "load_format": "flattened_bucket",
         }
+        body |= {} if checksum is None else {"checksum": checksum}
         await self._update("/update_weights_from_distributed", body | _named(version), deadline_s)
 
     async def end_update(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> None:

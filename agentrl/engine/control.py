@@ -70,7 +70,7 @@ class Control:
         action = (await _body(request)).get("action", "checksum")
         if action != "checksum":
             raise EngineRefused(f"action must be 'checksum', got {action!r}")
-        checksums = await self._run(self._scheduler.runner.weights.checksums)
+        checksums = await self._updates.checksums()
         combined = combined_checksum(checksums)
         rank = {"checksums": checksums, "per_gpu_checksum": combined, "parallelism_info": [{"tp_rank": 0, "tp_size": 1}]}
         return JSONResponse(outcome("Success.", ranks=[rank], per_engine_checksum=combined))

@@ -27,6 +27,7 @@ from agentrl.engine.sampling import pack, sample, unpack
 from agentrl.engine.sequence import ABORTED, ABORTED_WAITING, FinishReason, Sequence
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.stops import TokenText
+from agentrl.engine.weights import Weights
 from agentrl.errors import EngineError
 from agentrl.faults import point
 
@@ -151,15 +152,20 @@ class Scheduler:
         self._table.drop_kept()
         return True
 
-    def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
+    def commit(self, tensors: Weights | Mapping[str, Tensor], version: str | None) -> None:
         """New weights: all keys and values go, whatever runs is computed again under them, and further tokens carry `version`.
+
+        Whole weights are exchanged for the live ones, single tensors are copied into them.
 
         Paused in place, keys and values stay: what runs goes on from those of the weights before.
         """
         point("engine.commit")
         if self.paused != "in_place":
             self._retract()
-        self.runner.weights.replace(tensors)
+        if isinstance(tensors, Weights):
+            self.runner.weights.take_over(tensors)
+        else:
+            self.runner.weights.replace(tensors)
         if version is not None:
             self.rename(version)
 

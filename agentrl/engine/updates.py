@@ -3,6 +3,7 @@
     group: init ───────────────────────────────────────────> destroy
     session:      begin ── bucket, bucket, ... (staged) ── end: commit
 
+Each bucket is taken in by a thread of its own (agentrl.engine.intake) while the next one comes.
 Nothing reaches the live weights before `end`. A session with a failed or unfinished bucket, whose group was destroyed meanwhile, or that
 never named a version, commits nothing: so ending a broken update is always safe.
 """
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from agentrl.collective import broadcast, join_update_group, leave_update_group, split_bucket, tensor_bytes, torch_dtype
 from agentrl.engine.architecture import ModelConfig
+from agentrl.engine.intake import Intake
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.thread import EngineThread
 from agentrl.engine.weights import read_tensors
@@ -39,7 +43,8 @@ NOT_IN_SESSION = "update_weights_from_distributed must run between begin_weight_
 class _Session:
     """What has been received between `begin` and now."""
 
-    staged: dict[str, Tensor] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    intakes: list[Future[None]] = field(default_factory=list)
     version: str | None = None
     groups: set[str] = field(default_factory=set)
     broken: str = ""  # why nothing of it may be committed
@@ -54,6 +59,7 @@ class _Bucket:
     dtypes: list[torch.dtype]
     shapes: list[tuple[int, ...]]
     flattened: bool
+    checksum: str | None  # of its bytes, as the sender told it
 
     @property
     def bytes(self) -> int:
@@ -69,6 +75,7 @@ class WeightUpdates:
         self._thread = thread
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._session: _Session | None = None
+        self._intake = Intake(scheduler.runner.weights)
 
     @property
     def state(self) -> str:
@@ -129,16 +136,17 @@ class WeightUpdates:
             session.groups.add(name)
             point("engine.receive")
             try:
-                received = await asyncio.to_thread(_receive, bucket, self._groups[name], self._scheduler.runner.device)
-            except PublishError as error:
-                session.broken = session.broken or str(error)
-                raise
-            try:
+                for earlier in session.intakes[:-1]:  # memory: two buckets
+                    await asyncio.wrap_future(earlier)
+                received, buffer = await asyncio.to_thread(self._receive, bucket, self._groups[name])
                 self._check_flush(body)
-            except EngineRefused as error:
+            except (EngineRefused, PublishError) as error:
                 session.broken = session.broken or str(error)
                 raise
-            session.staged |= self._scheduler.runner.weights.checked(received, complete=False)
+            if session is self._session and not session.broken:
+                kept = self._scheduler.runner.weights.checked(received, complete=False)
+                session.intakes.append(self._intake.take_in(kept, received=buffer, checksum=bucket.checksum))
+                session.names |= kept.keys()
             session.version = version if version is not None else session.version
         return "Succeeded to update parameter online." + (f" Weight version updated to {version}." if version is not None else "")
 
@@ -149,12 +157,17 @@ class WeightUpdates:
             raise EngineRefused("end_weight_update(): no weight update is open")
         if session.turn.locked():
             session.broken = session.broken or "it was ended while a bucket was still being received"
-        if session.staged and session.version is None:
+        if session.names and session.version is None:
             session.broken = session.broken or "none of its buckets named a weight_version, and other weights under the same version would be a lie"
+        for taken in session.intakes:
+            try:
+                await asyncio.wrap_future(taken)
+            except PublishError as error:
+                session.broken = session.broken or str(error)
         if session.broken:
             raise EngineRefused(f"the weight update was dropped whole, the weights are unchanged: {session.broken}")
-        if session.staged:
-            await self.commit(session.staged, session.version)
+        if session.names:
+            await self._commit(session.names, session.version)
         return "Success"
 
     async def from_disk(self, body: Mapping[str, Any]) -> str:
@@ -164,7 +177,8 @@ class WeightUpdates:
         tensors = await asyncio.to_thread(self._read, path)
         if body.get("abort_all_requests"):
             await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
-        await self.commit(tensors, version)
+        await asyncio.wrap_future(self._intake.take_in(tensors))
+        await self._commit(set(tensors), version)
         return "Succeeded to update model weights." + (f" Weight version updated to {version}." if version is not None else "")
 
     async def rename(self, body: Mapping[str, Any]) -> str:
@@ -175,9 +189,34 @@ class WeightUpdates:
         await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.rename(version)))
         return version
 
-    async def commit(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
-        """Bring checked tensors to life between two steps."""
-        await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.commit(tensors, version)))
+    async def checksums(self) -> dict[str, str]:
+        """Of the live weights, by name."""
+        return await asyncio.wrap_future(self._intake.checksums())
+
+    async def _commit(self, names: set[str], version: str | None) -> None:
+        """Bring what was taken in to life between two steps. That time counts as a pause, where it is not within one."""
+
+        def commit() -> None:
+            started, counters = time.perf_counter(), self._scheduler.counters
+            self._scheduler.commit(self._intake.commit(names), version)
+            if self._scheduler.paused is None:
+                counters.pause_s += time.perf_counter() - started
+
+        await asyncio.wrap_future(self._thread.call(commit))
+        self._intake.committed()
+
+    def _receive(self, bucket: _Bucket, group: dist.ProcessGroup) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The tensors of a bucket, and the one buffer they are views of."""
+        device = self._scheduler.runner.device
+        if bucket.flattened:
+            buffer = self._intake.buffer(bucket.bytes, device)
+            broadcast(buffer, group)
+            return split_bucket(buffer, bucket.names, bucket.dtypes, bucket.shapes), buffer
+        tensors: dict[str, Tensor] = {}
+        for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+            tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+            broadcast(tensors[name], group)
+        return tensors, None
 
     def _check_flush(self, body: Mapping[str, Any]) -> None:
         """Raise EngineRefused where the cache is to be flushed and cannot be. (SGLang says so too, but when the new weights are live.)"""
@@ -205,22 +244,11 @@ class WeightUpdates:
             dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
             shapes=[_shape(shape) for shape in shapes],
             flattened=body.get("load_format") == "flattened_bucket",
+            checksum=_optional_text(body, "checksum"),
         )
         for name, shape in zip(bucket.names, bucket.shapes, strict=True):
             self._scheduler.runner.weights.check(name, shape)
         return bucket
-
-
-def _receive(bucket: _Bucket, group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-    if bucket.flattened:
-        buffer = torch.empty(bucket.bytes, dtype=torch.uint8, device=device)
-        broadcast(buffer, group)
-        return split_bucket(buffer, bucket.names, bucket.dtypes, bucket.shapes)
-    tensors: dict[str, Tensor] = {}
-    for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
-        tensors[name] = torch.empty(shape, dtype=dtype, device=device)
-        broadcast(tensors[name], group)
-    return tensors
 
 
 def _text(body: Mapping[str, Any], field: str) -> str:

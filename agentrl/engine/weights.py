@@ -94,6 +94,20 @@ class Weights:
             for name, tensor in tensors.items():
                 self.named[name].copy_(tensor)
 
+    def alike(self) -> Weights:
+        """Other ones of the same shape, all 0."""
+        return Weights(self.config, dtype=self._dtype, device=self._device)
+
+    def take_over(self, spare: Weights) -> None:
+        """Have the values of `spare`, which afterwards holds any. On a CPU nothing is copied: they exchange their memory."""
+        if self._device != "cpu":  # a captured graph names the memory it works on
+            self.replace(spare.named)
+            return
+        for name in ("named", "embedding", "layers", "norm", "head"):
+            mine, theirs = getattr(self, name), getattr(spare, name)
+            setattr(self, name, theirs)
+            setattr(spare, name, mine)
+
     def checksums(self) -> dict[str, str]:
         """Name to checksum of its bytes as they are computed with."""
         return {name: tensor_checksum(tensor) for name, tensor in self.named.items()}

@@ -1,0 +1,74 @@
+"""Where new weights wait for their commit: a spare set of the model's weights, filled while tokens are made.
+
+    received bucket ──checked, copied, cast──> spare ══commit: exchanged══> live          the old ones are the next spare
+
+A commit is thereby an exchange of memory on a CPU, and one copy on a device whose captured graphs name the memory they work on. One thread does
+all of it in order, so what an update that was given up left behind cannot come after what follows. Memory: the weights once more, and the buffers
+of two buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from agentrl.collective import tensor_checksum
+from agentrl.engine.weights import Weights
+from agentrl.errors import PublishError
+
+__all__ = ["Intake"]
+
+_BUFFERS = 2  # one is received into while the other is taken in
+
+
+class Intake:
+    """The spare beside `live`."""
+
+    def __init__(self, live: Weights) -> None:
+        self._live = live
+        self._spare: Weights | None = None
+        self._free: list[Tensor] = []
+        self._thread = ThreadPoolExecutor(1, "intake", initializer=partial(torch.set_num_threads, 1))
+
+    def buffer(self, nbytes: int, device: torch.device) -> Tensor:
+        """[nbytes] uint8, of memory that was used before where there is any: new memory costs as much as what is written into it."""
+        for index, kept in enumerate(self._free):
+            if kept.numel() >= nbytes:
+                return self._free.pop(index)[:nbytes]
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    def take_in(self, tensors: Mapping[str, Tensor], *, received: Tensor | None = None, checksum: str | None = None) -> Future[None]:
+        """Copy checked tensors into the spare; they may be views of `received`, which is free after that.
+
+        The future raises a PublishError where the checksum of `received` is not the one that its sender told.
+        """
+        return self._thread.submit(self._copy, tensors, received, checksum)
+
+    def commit(self, names: set[str]) -> Weights | Mapping[str, Tensor]:
+        """What was taken in under these names, for `Scheduler.commit`: the whole spare where that is everything."""
+        assert self._spare is not None, "something was taken in"
+        if names == self._spare.named.keys():
+            return self._spare
+        return {name: self._spare.named[name] for name in names}
+
+    def committed(self) -> None:
+        """A GPU has better things to do with memory than to keep a spare."""
+        if self._live.embedding.device.type != "cpu":
+            self._spare = None
+
+    def checksums(self) -> Future[dict[str, str]]:
+        """Of the live weights, while tokens are made."""
+        return self._thread.submit(self._live.checksums)
+
+    def _copy(self, tensors: Mapping[str, Tensor], received: Tensor | None, checksum: str | None) -> None:
+        if received is not None and checksum is not None and (found := tensor_checksum(received)) != checksum:
+            raise PublishError(f"the {received.numel()} bytes received have the checksum {found}: those sent had {checksum}")
+        if self._spare is None:
+            self._spare = self._live.alike()
+        self._spare.replace(tensors)
+        if received is not None and received.device.type == "cpu":
+            self._free = [received, *self._free][:_BUFFERS]
