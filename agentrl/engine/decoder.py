@@ -47,9 +47,13 @@ class Decoder:
         rows, attend = self._shape(rows, columns)
         draws = self._lanes.draws
         uniforms = draws.uniforms(rows)
-        packed = self._compute(rows, attend, uniforms) if self._graphs is None else self._replayed(self._graphs, rows, attend, uniforms)
+        if self._graphs is None:
+            tokens_n, logprobs_n = self._compute(rows, attend, uniforms)
+            drawn = tokens_n.tolist(), logprobs_n.tolist()
+        else:
+            drawn = unpack(self._replayed(self._graphs, rows, attend, uniforms))
         draws.advance(rows)
-        return unpack(packed)
+        return drawn
 
     def _shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Rows and attended columns to compute, at least those at work."""
@@ -61,19 +65,19 @@ class Decoder:
         return min(bucket(rows, _ROWS_PER_OCTAVE), slots), min(bucket(max(columns, _LEAST_COLUMNS), _COLUMNS_PER_OCTAVE), context)
 
     @torch.inference_mode()
-    def _compute(self, rows: int, attend: int, uniforms: Tensor) -> Tensor:
-        """Waits for nothing. [2, rows]"""
+    def _compute(self, rows: int, attend: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probs; waits for nothing. [rows] each"""
         lanes = self._lanes
         logits_nV = self._runner.decode(lanes.tokens[:rows], lanes.positions[:rows], attend=attend)
         tokens_n, logprobs_n = sample(logits_nV, lanes.draws.temperatures[:rows], uniforms)
         lanes.advance(tokens_n)
-        return pack(tokens_n, logprobs_n)
+        return tokens_n, logprobs_n
 
     def _replayed(self, graphs: _Graphs, rows: int, attend: int, uniforms: Tensor) -> Tensor:
         if (rows, attend) not in graphs.captured:
             with self._lanes.untouched():
                 graphs.rehearse(lambda: self._compute(rows, attend, graphs.uniforms[:rows]))
-            graphs.capture((rows, attend), lambda: self._compute(rows, attend, graphs.uniforms[:rows]))
+            graphs.capture((rows, attend), lambda: pack(*self._compute(rows, attend, graphs.uniforms[:rows])))
         return graphs.replay((rows, attend), uniforms)
 
 
@@ -93,7 +97,7 @@ class _Graphs:
         # One pool for all: no two graphs run at once, and what one leaves behind is fetched before the next runs.
         self._pool = torch.cuda.graph_pool_handle()
 
-    def rehearse(self, compute: Callable[[], Tensor]) -> None:
+    def rehearse(self, compute: Callable[[], object]) -> None:
         """Run a step once beside the stream, so that libraries have set themselves up before the capture, which forbids that."""
         aside: torch.cuda.Stream = torch.cuda.Stream(self.uniforms.device)  # type: ignore[no-untyped-call]
         here = torch.cuda.current_stream(self.uniforms.device)

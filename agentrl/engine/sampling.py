@@ -10,7 +10,8 @@ from torch import Tensor
 
 __all__ = ["pack", "sample", "uniforms", "unpack"]
 
-_BLOCK = 64  # tokens: the two searches together look at V / 64 + 64 numbers
+_WHOLE = 1 << 16  # probabilities that are searched at once: fewer operations, on half a megabyte
+_BLOCK = 64  # tokens, where there are more: the two searches together look at V / 64 + 64 numbers
 # A total times this is less than the total, so that a token of probability 0 at the end is never taken.
 _BELOW_ONE = 1.0 - 2.0**-52
 
@@ -29,7 +30,6 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
     return drawn
 
 
-@torch.inference_mode()
 def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row and its log-prob under log_softmax(logits / T); temperature 0 takes the likeliest, with T = 1 for the log-prob.
 
@@ -67,9 +67,15 @@ def unpack(packed_2N: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _invert(probabilities_NV: Tensor, uniforms_N: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds the uniform number, found by blocks: their sums are a 64th of the memory that the
-    cumulative sums of all tokens would be, in fp64. [N]"""
-    padding = -probabilities_NV.shape[1] % _BLOCK
+    """The first token whose cumulative probability exceeds the uniform number. [N]
+
+    Much is searched by blocks: their sums are a 64th of the memory that the cumulative sums of all tokens would be, in fp64.
+    """
+    vocabulary = probabilities_NV.shape[1]
+    if probabilities_NV.numel() <= _WHOLE:
+        cumulative_NV = probabilities_NV.cumsum(-1, dtype=torch.float64)
+        return _first_above(cumulative_NV, uniforms_N[:, None] * (cumulative_NV[:, -1:] * _BELOW_ONE))[:, 0]
+    padding = -vocabulary % _BLOCK
     blocks_NBK = (F.pad(probabilities_NV, (0, padding)) if padding else probabilities_NV).view(len(probabilities_NV), -1, _BLOCK)
     sums_NB = blocks_NBK.sum(-1, dtype=torch.float64)
     ends_NB = sums_NB.cumsum(-1)
@@ -79,8 +85,7 @@ def _invert(probabilities_NV: Tensor, uniforms_N: Tensor) -> Tensor:
     target_N1 = target_N1 - (ends_NB - sums_NB).gather(1, block_N1)
     # rounding may have brought the rest of the target out of the block
     target_N1 = torch.minimum(target_N1.clamp_(min=0.0), inside_NK[:, -1:] * _BELOW_ONE)
-    tokens_N = torch.add(_first_above(inside_NK, target_N1), block_N1, alpha=_BLOCK)[:, 0]
-    return tokens_N.clamp_(max=probabilities_NV.shape[1] - 1) if padding else tokens_N
+    return torch.add(_first_above(inside_NK, target_N1), block_N1, alpha=_BLOCK)[:, 0].clamp_(max=vocabulary - 1)
 
 
 def _first_above(cumulative_NK: Tensor, target_N1: Tensor) -> Tensor:

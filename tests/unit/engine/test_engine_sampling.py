@@ -68,22 +68,22 @@ def test_ten_thousand_draws_have_the_distribution():
     assert shares.tolist() == pytest.approx([0.05, 0.15, 0.8], abs=0.02)
 
 
-@pytest.mark.parametrize("vocabulary", [64, 200, 1000], ids=["one block", "a part of a block", "many blocks"])
-def test_drawing_by_blocks_takes_what_the_whole_cumulative_distribution_says(vocabulary):
+@pytest.mark.parametrize(("rows", "vocabulary"), [(300, 200), (300, 1024), (300, 1000)], ids=["at once", "whole blocks", "a part of a block"])
+def test_a_drawn_token_is_what_the_whole_cumulative_distribution_says(rows, vocabulary):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, vocabulary, generator=generator).mul(3).expand(500, -1)
-    numbers = torch.cat([torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), torch.rand(498, dtype=torch.float64, generator=generator)])
-    tokens, logprobs = sample(logits, torch.ones(500), numbers)
+    logits = torch.randn(1, vocabulary, generator=generator).mul(3).expand(rows, -1)
+    numbers = torch.cat([torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), torch.rand(rows - 2, dtype=torch.float64, generator=generator)])
+    tokens, logprobs = sample(logits, torch.ones(rows), numbers)
     cumulative = logits[0].softmax(-1).double().cumsum(-1)
     assert torch.equal(tokens, torch.searchsorted(cumulative, numbers * cumulative[-1] * (1 - 2**-52), right=True))
     assert torch.allclose(logprobs, logits[0].log_softmax(-1)[tokens], atol=1e-5, rtol=0)
 
 
 def test_whole_blocks_of_probability_zero_are_never_drawn():
-    logits = torch.full((3, 256), -1e9)
+    logits = torch.full((300, 256), -1e9)
     logits[:, 130] = 0.0
-    tokens, _ = sample(logits, torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
-    assert tokens.tolist() == [130, 130, 130]
+    temperatures, numbers = torch.tensor([1.0, 0.5, 0.0]).repeat(100), torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64).repeat(100)
+    assert sample(logits, temperatures, numbers)[0].tolist() == [130] * 300
 
 
 def test_tokens_and_log_probs_travel_exactly_in_one_tensor():
