@@ -100,6 +100,7 @@ def main() -> int:
     options.add_argument("--child", choices=["naive", "ours"], help=argparse.SUPPRESS)
     arguments = options.parse_args()
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     if arguments.child:
         print(*logprob_run(naive_logprobs if arguments.child == "naive" else token_logprobs))
         return 0

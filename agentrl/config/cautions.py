@@ -28,6 +28,8 @@ def cautions(recipe: Recipe) -> list[str]:
         "engine.options and engine.environment are for SGLang servers that the run starts: they do nothing here": (
             bool(engine.options or engine.environment) and (engine.kind == "embedded" or bool(engine.urls))
         ),
+        "learner.packing packed with model.attention sdpa: a packed row's tokens are computed against all others of the row and masked. Slower than"
+        " padded": learner.packing == "packed" and recipe.model.attention == "sdpa",
         "weights.pause in_place: tokens after an update attend to keys and values of older weights, so their log-probs are not exactly their"
         " version's": recipe.weights.pause == "in_place",
         "run.bind node: whoever reaches the ports of the run's servers can read and steer it. For private networks": recipe.run.bind == "node",

@@ -3,6 +3,7 @@ from learner_scene import tiny_recipe
 from pydantic import ValidationError
 
 from agentrl.config.attentions import packs
+from agentrl.config.cautions import cautions
 
 GPU = {"learner__device": "cuda", "model__dtype": "bfloat16"}
 
@@ -38,3 +39,8 @@ def test_trajectories_are_packed_where_the_attention_keeps_them_apart_for_nothin
     assert [packs("auto", attention) for attention in ("sdpa", "flash_attention_2", "varlen")] == [False, True, True]
     assert packs("packed", "sdpa")
     assert not packs("padded", "varlen")
+
+
+def test_packing_without_an_attention_made_for_it_comes_with_a_caution():
+    [told] = cautions(tiny_recipe(learner__packing="packed"))
+    assert "Slower than padded" in told
