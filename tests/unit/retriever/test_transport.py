@@ -357,3 +357,142 @@ def test_tls_is_spoken_to_https_and_a_server_that_does_not_is_a_connect_error():
             await client.get(url.replace("http://", "https://"))
 
     assert run(main, Plain(), ssl_context=ssl.create_default_context()).open_connections == 0
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: plain\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n"
+
+
+def test_an_exchange_is_whole_bytes_in_both_directions_on_one_connection():
+    async def main(client, url):
+        first = await client.exchange("POST", url + "/a?b=c", b"body", {"X-Key": "v"})
+        assert (first.status_code, first.content, first.text, first.headers[b"x-kind"]) == (200, b"ok", "ok", b"plain")
+        assert (await client.exchange("POST", url + "/a?b=c", b"more body", {"X-Key": "v"})).content == b"ok"
+        assert (await client.exchange("GET", url)).content == b"ok"
+        assert (await client.post(url, content=b"x")).text == "ok"
+        assert (await client.exchange("GET", url)).content == b"ok"
+
+    server = Server(lambda request, number: PLAIN)
+    assert run(main, server).open_connections == 0
+    assert server.connections == 1
+    head, _, body = server.requests[1].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert (lines[0], body) == (b"POST /a?b=c HTTP/1.1", b"more body")
+    assert {b"X-Key: v", b"content-length: 9"} <= set(lines)
+    assert b"accept-encoding: identity" in head.lower()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CHUNKED,
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" + OK,
+        b"HTTP/1.1 200 OK\r\nset-cookie: a\r\nset-cookie: b\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\ncontent-length: 2\n\nok",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok",
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nok",
+    ],
+    ids=["chunked", "interim", "a header twice", "bare newlines", "until the end", "HTTP/1.0", "an error"],
+)
+def test_an_exchange_reads_whatever_answer_http_allows(answer):
+    async def main(client, url):
+        for _ in range(3):
+            assert (await client.exchange("POST", url, b"x")).content == b"ok"
+
+    server = Server(lambda request, number: answer)
+    assert run(main, server).open_connections == 0
+    assert server.connections == (3 if b"connection: close" in answer else 1)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_whole():
+    class Slow(Server):
+        async def _serve(self, stream):
+            await stream.receive_some()
+            for number in range(len(PLAIN)):
+                await stream.send_all(PLAIN[number : number + 1])
+                await trio.lowlevel.checkpoint()
+
+    async def main(client, url):
+        assert (await client.exchange("POST", url, b"x")).content == b"ok"
+
+    run(main, Slow())
+
+
+def test_an_exchange_on_a_dead_connection_is_sent_again_once_and_a_begun_answer_never():
+    answers = iter([OK, None, OK, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nha", b"HTTP/1.1 200 OK\r\nconte"])
+
+    async def main(client, url):
+        assert (await client.exchange("POST", url, b"1")).content == b"ok"
+        assert (await client.exchange("POST", url, b"2")).content == b"ok"
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.exchange("POST", url, b"3")
+
+    class Ending(Server):
+        async def _serve(self, stream):
+            while await stream.receive_some():
+                answer = next(answers)
+                if answer is not None:
+                    await stream.send_all(answer)
+                if answer != OK:
+                    return
+
+    run(main, Ending())
+    assert next(answers, None) is None
+
+
+def test_bytes_after_an_answer_end_its_connection():
+    async def main(client, url):
+        for _ in range(2):
+            assert (await client.exchange("POST", url, b"x")).content == b"ok"
+
+    server = Server(lambda request, number: OK + b"HTTP/1.1 200 OK\r\n")
+    run(main, server)
+    assert server.connections == 2
+
+
+def test_an_exchange_keeps_its_cap_and_takes_no_compressed_answer():
+    answers = iter([b"HTTP/1.1 200 OK\r\ncontent-length: 200\r\n\r\n" + b"x" * 200, CHUNKED.replace(b"1\r\nk", b"80\r\n" + b"k" * 128), OK])
+
+    async def main(client, url):
+        for _ in range(2):
+            with pytest.raises(ResponseTooLarge, match="exceeds the limit of 100"):
+                await client.exchange("POST", url, b"x")
+        assert (await client.exchange("POST", url, b"x")).content == b"ok"
+
+    assert run(main, Server(lambda request, number: next(answers)), max_response_bytes=100).open_connections == 0
+
+    async def compressed(client, url):
+        with pytest.raises(httpx.RemoteProtocolError, match="gzip"):
+            await client.exchange("POST", url, b"x")
+
+    assert (
+        run(compressed, Server(lambda request, number: b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n..")).open_connections
+        == 0
+    )
+
+
+def test_a_cancelled_exchange_leaves_no_connection_and_gives_its_place_back():
+    async def main(client, url):
+        for _ in range(3):
+            with trio.move_on_after(0.02):
+                await client.exchange("POST", url, b"x")
+                raise AssertionError("expected no answer in time")
+        assert transport.open_connections == 0
+        server.delay_s = 0.0
+        assert (await client.exchange("POST", url, b"x")).content == b"ok"
+
+    server = Server(delay_s=0.1)
+    transport = PooledTransport(max_connections=1)
+    run(main, server, transport=transport)
+
+
+def test_an_exchange_over_another_transport_is_a_request_as_any():
+    async def main():
+        transport = httpx.MockTransport(lambda request: httpx.Response(201, headers={"X-Body": request.content.decode()}, content=b"made"))
+        async with trio_client(base_url="http://somewhere", transport=transport) as client:
+            answer = await client.exchange("POST", "/path", b"asked", {"x-key": "v"})
+        assert (answer.status_code, answer.content, answer.headers[b"x-body"]) == (201, b"made", b"asked")
+
+    trio.run(main)
