@@ -45,6 +45,9 @@ _RUN = (
     metric("run/elapsed_s", "wall time of the run, summed over resumes", "s"),
     metric("weights/version", "newest version that every live engine reports", "version", "", "fully_async/current_param_version"),
     metric("weights/bytes", "size of that version's weights as sent to one engine", "bytes"),
+    metric("weights/pause_s", "rest of generation for it, of the engine that rested longest; computing keys and values anew comes after", "s"),
+    metric("weights/broadcast_s", "... of publishing it: from the first bucket to the last, of the slowest group", "s"),
+    metric("weights/gather_s", "copying it out of the ranks, bucket by bucket", "s"),
     metric("canary/gap_max", "largest gap of log-probs between learner and engines on fixed tokens; told with the step after a check", "nats"),
     metric("canary/gap_mean", "the same, the mean of the engine that is furthest off", "nats", "tokens of the canary"),
 )

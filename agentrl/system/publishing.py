@@ -62,6 +62,7 @@ class Publishing:
         self._engines: dict[tuple[int, int], _Engine] = {}  # by (index, incarnation): those that live
         self._newest: Snapshot | None = None  # the version that engines are brought to
         self._changed = trio.Event()  # replaced at every change
+        self._metrics: dict[str, float] = {}
 
     async def first(self, snapshot: Snapshot) -> None:
         """Bring initial or restored weights to every engine by disk. Returns when all that live have them, or failed, and at least one has.
@@ -118,6 +119,11 @@ class Publishing:
                 )
                 await self._listen(snapshot, [engine.client for engine in self._current])
 
+    def take_metrics(self) -> dict[str, float]:
+        """The numbers of the last publishing, once."""
+        told, self._metrics = self._metrics, {}
+        return told
+
     async def aclose(self) -> None:
         """Leave the publisher's group. The engines' connections close with the follow loop."""
         await self._publisher.aclose()
@@ -145,7 +151,7 @@ class Publishing:
 
     async def _published(self, snapshot: Snapshot, sent: Sequence[_Engine], published: Published) -> None:
         """A version is out: say which engines have it, fence the others."""
-        self._newest = snapshot
+        self._newest, self._metrics = snapshot, published.metrics
         reached = [engine for engine in sent if engine.entry.index in published.engines]
         for engine in reached:
             engine.version, engine.failures = snapshot.version, 0

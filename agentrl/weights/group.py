@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agentrl.collective import broadcast, join_update_group, leave_update_group
 from agentrl.errors import PublishError
+from agentrl.faults import point
 from agentrl.weights.joint import together
 from agentrl.weights.member import CLEANUP_S, Member, unless_refused
 
@@ -66,6 +67,7 @@ class UpdateGroup:
             PublishError: a member vanished, or the deadline passed.
         """
         assert self._handle is not None, "the group has been formed"
+        point("learner.broadcast")
         if self.backend == "nccl":
             _broadcast_nccl(flat, self._handle, self.deadline_s)
         else:

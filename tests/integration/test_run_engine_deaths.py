@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
-from running import SHORT_WARM_START, assert_books_balance, family, finish, gone, output, records, start, wait_for
+from engine_deaths import (
+    GOES_ON_WITHIN_S,
+    assert_fenced_until_current,
+    assert_nothing_lost,
+    free_port,
+    longest_pause_s,
+    published,
+    returned,
+    the_engine,
+    urls_of_engines,
+    wait_until,
+)
+from running import SHORT_WARM_START, assert_books_balance, family, finish, gone, output, start, wait_for
 
-from agentrl.buffer.records import BatchTrained, IncarnationBegun, TrajectoryAdded, VersionPublished
+from agentrl.buffer.records import BatchTrained, VersionPublished
 from agentrl.metrics.history import read_history
 from agentrl.system.status import status
-from agentrl.types import Turn
-from agentrl.wire import decode_trajectory
 
 pytestmark = pytest.mark.slow
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-GOES_ON_WITHIN_S = 30.0
-COMES_BACK_WITHIN_S = 120.0
 
 
 @pytest.fixture
@@ -40,74 +44,6 @@ def one_dies(tmp_path, monkeypatch) -> Callable[[str], None]:
         monkeypatch.setenv("AGENTRL_FAULTS_ONCE", str(tmp_path / "done"))
 
     return arm
-
-
-def urls_of_engines(run_dir: Path) -> dict[int, list[str]]:
-    """By engine, oldest incarnation first."""
-    found: dict[int, list[str]] = {}
-    for record in records(run_dir):
-        if isinstance(record, IncarnationBegun) and record.role == "engine" and record.url:
-            found.setdefault(record.index, []).append(record.url)
-    return found
-
-
-def published(run_dir: Path) -> list[tuple[int, ...]]:
-    """The engines that each version reached, oldest first."""
-    return [record.engines for record in records(run_dir) if isinstance(record, VersionPublished)]
-
-
-def turns(run_dir: Path) -> list[tuple[Turn, Sequence[int]]]:
-    """All turns, with the versions of their tokens."""
-    found = []
-    for record in records(run_dir):
-        if isinstance(record, TrajectoryAdded):
-            trajectory = decode_trajectory(record.data)
-            found += [(turn, trajectory.versions[slice(*turn.completion)].tolist()) for turn in trajectory.turns]
-    return found
-
-
-def longest_pause_s(run_dir: Path) -> float:
-    """Between two steps."""
-    ended = [record.t for record in records(run_dir) if isinstance(record, BatchTrained)]
-    return max(later - earlier for earlier, later in pairwise(ended))
-
-
-def wait_until(true: Callable[[], bool], process: subprocess.Popen[str], run_dir: Path) -> None:
-    """Until something is true of a run that goes on."""
-    deadline = time.monotonic() + COMES_BACK_WITHIN_S
-    while not true():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()  # its children end with it
-            raise AssertionError(f"not within {COMES_BACK_WITHIN_S} s, or the run ended early:\n{output(run_dir)}")
-        time.sleep(0.1)
-
-
-def returned(run_dir: Path) -> bool:
-    """Whether an engine was missing in a version and the newest one reached both."""
-    reached = published(run_dir)
-    return reached[-1:] == [(0, 1)] and any(engines != (0, 1) for engines in reached)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def the_engine(index: int, processes: Sequence[psutil.Process], run_dir: Path) -> psutil.Process:
-    """The process that writes `logs/engine-<index>.log`."""
-    log = run_dir / "logs" / f"engine-{index}.log"
-    return next(p for p in processes if p.is_running() and Path(f"/proc/{p.pid}/fd/1").resolve() == log)
-
-
-def assert_fenced_until_current(run_dir: Path, *, dead: int) -> None:
-    """The restarted engine has served, and nothing older than what was out when it came back: its own model is that of version 0."""
-    first, again = urls_of_engines(run_dir)[dead]
-    missed = published(run_dir).index((1 - dead,))
-    served = [versions for turn, versions in turns(run_dir) if turn.engine == again]
-    assert served
-    assert min(min(versions) for versions in served) >= missed
-    assert any(turn.engine == first for turn, _ in turns(run_dir))
 
 
 def test_one_of_two_engines_is_killed_in_mid_broadcast_the_run_goes_on_and_it_comes_back(tmp_path, one_dies):
@@ -123,12 +59,7 @@ def test_one_of_two_engines_is_killed_in_mid_broadcast_the_run_goes_on_and_it_co
     finish(process, run_dir)
     assert gone(processes)
 
-    told = status(run_dir)
-    assert told["phase"] == "stopping"
-    ledger = told["ledger"]
-    accounts = sum(ledger[name] for name in ("not_issued", "in_flight", "buffered", "training", "trained")) + sum(ledger["dropped_by_cause"].values())
-    assert ledger["wanted"] == accounts
-    assert ledger["dropped_by_cause"] == {}  # turns of the dead engine went on at the other
+    assert_nothing_lost(run_dir)
     reached = published(run_dir)
     assert reached[:3] == [(0, 1)] * 3
     dead = next(index for index, urls in urls_of_engines(run_dir).items() if len(urls) == 2)
@@ -166,7 +97,7 @@ def test_an_engine_that_freezes_in_mid_broadcast_holds_nobody_up_is_killed_and_c
     finish(process, run_dir)
     assert longest_pause_s(run_dir) < GOES_ON_WITHIN_S
     assert "died (killed by signal 9, because " in output(run_dir)
-    assert status(run_dir)["ledger"]["dropped_by_cause"] == {}
+    assert_nothing_lost(run_dir)
 
 
 @contextmanager
@@ -203,7 +134,7 @@ def test_engines_that_are_only_attached_are_left_and_taken_back_and_not_stopped(
             finish(process, run_dir)
             assert (first.poll(), second.poll()) == (None, None)
     assert longest_pause_s(run_dir) < GOES_ON_WITHIN_S
-    assert status(run_dir)["ledger"]["dropped_by_cause"] == {}
+    assert_nothing_lost(run_dir)
 
 
 @pytest.mark.soak

@@ -173,7 +173,7 @@ class LearnerProgram:
         if not self.lead:
             return None, []
         metrics = recorder.means() | report.metrics | batch_metrics(groups, grant.versions, grant.step)
-        metrics |= self.canary.take_metrics() if self.canary is not None else {}
+        metrics |= self.publishing.take_metrics() | (self.canary.take_metrics() if self.canary is not None else {})
         alarms = await trio.to_thread.run_sync(self.guard.observe, self.step, metrics)
         reply = await self.buffer.batch_trained(
             batch=grant.batch,
