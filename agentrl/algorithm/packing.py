@@ -9,6 +9,9 @@ from itertools import accumulate, takewhile
 
 __all__ = ["MicroBatches", "RankTokens", "pack", "rank_tokens"]
 
+# Of the fullest rank over the mean: below it an exchange is not worth looking for.
+EVEN = 1.01
+
 MicroBatches = tuple[tuple[int, ...], ...]  # rows of each micro-batch; an empty one is a dummy
 
 
@@ -18,9 +21,12 @@ def pack(
     """Micro-batches of every rank.
 
     Rows are sorted by length (ties by row), and each goes to the rank that has the fewest tokens so far (Graham 1969, largest processing
-    time first): ranks end at most one row apart. Each rank cuts its rows where (rows x longest), or without padding their sum, would exceed
-    the budget, or after `count` rows. Every rank gets the same number of micro-batches, at least one: where it has fewer, empty ones are
-    appended, because each forward and backward pass is a collective of all ranks.
+    time first): ranks end at most one row apart. With few rows for each rank that can be much, so rows are exchanged until the fullest rank is
+    within EVEN of the mean or no exchange of two rows makes it less full.
+
+    Each rank cuts its rows where (rows x longest), or without padding their sum, would exceed the budget, or after `count` rows. Every rank
+    gets the same number of micro-batches, at least one: where it has fewer, empty ones are appended, because each forward and backward pass
+    is a collective of all ranks.
 
     Args:
         rows: rows to pack, each an index into `lengths`.
@@ -34,6 +40,7 @@ def pack(
     """
     ordered = sorted(rows, key=lambda row: (-lengths[row], row))
     dealt = _deal(ordered, lengths, ranks=ranks, most_rows=len(ordered) if count is None else -(-len(ordered) // ranks))
+    dealt = _evened(dealt, lengths)
     cut = [list(_cut(hand, lengths, budget=budget, count=count, padded=padded)) for hand in dealt]
     most = max(1, *(len(micro_batches) for micro_batches in cut))
     return tuple(tuple(micro_batches) + ((),) * (most - len(micro_batches)) for micro_batches in cut)
@@ -75,6 +82,32 @@ def _deal(ordered: Sequence[int], lengths: Sequence[int], *, ranks: int, most_ro
         if len(hands[rank]) < most_rows:
             heapq.heappush(open_ranks, (tokens + lengths[row], rank))
     return hands
+
+
+def _evened(hands: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """Exchange a row of the fullest rank for a shorter one of another, as long as that helps: each time the pair that helps most."""
+    loads = [sum(lengths[row] for row in hand) for hand in hands]
+    mean = sum(loads) / len(loads)
+    while (most := max(loads)) > EVEN * mean:
+        full = loads.index(most)
+        # what the fuller of the two ranks would have, then who is exchanged
+        others = [rank for rank in range(len(hands)) if loads[rank] < most]
+        exchanges = (
+            (max(most - shift, loads[rank] + shift), longer, shorter, rank)
+            for rank in others
+            for longer in hands[full]
+            for shorter in hands[rank]
+            if (shift := lengths[longer] - lengths[shorter]) > 0
+        )
+        after, longer, shorter, rank = min(exchanges, default=(most, 0, 0, 0))
+        if after >= most:
+            break
+        for giver, taker, row in ((full, rank, longer), (rank, full, shorter)):
+            hands[giver].remove(row)
+            hands[taker].append(row)
+            loads[giver] -= lengths[row]
+            loads[taker] += lengths[row]
+    return [sorted(hand, key=lambda row: (-lengths[row], row)) for hand in hands]
 
 
 def _cut(rows: Sequence[int], lengths: Sequence[int], *, budget: int, count: int | None, padded: bool) -> Iterator[tuple[int, ...]]:

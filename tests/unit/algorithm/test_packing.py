@@ -80,3 +80,13 @@ def test_without_padding_the_budget_counts_the_tokens_of_the_rows():
     assert pack([0, 1, 2, 3], [10, 2, 9, 3], budget=22, ranks=1, padded=False) == (((0, 2, 3), (1,)),)
     assert pack([0, 1, 2], [50, 4, 4], budget=8, ranks=1, padded=False) == (((0,), (1, 2)),)
     assert pack([0, 1, 2], [5, 4, 3], budget=100, ranks=1, padded=False) == (((0, 1, 2),),)
+
+
+def test_few_rows_are_exchanged_until_the_ranks_are_even():
+    # longest first: 5 + 3 + 3 = 11 against 4 + 3 = 7, where 5 + 4 against 3 + 3 + 3 is even
+    lengths = [5, 4, 3, 3, 3]
+    assert [sum(lengths[row] for row in rows) for (rows,) in pack(range(5), lengths, budget=100, ranks=2, padded=False)] == [9, 9]
+
+
+def test_a_rank_that_is_full_with_one_row_stays_so():
+    assert pack([0, 1, 2], [50, 4, 3], budget=100, ranks=2) == (((0,),), ((1, 2),))
