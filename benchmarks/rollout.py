@@ -514,7 +514,8 @@ def serve_retriever(passages: list[dict[str, Any]], search_s: float, tell: Calla
 
 async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, tell: Callable[[str], None]) -> None:
     loop, count = asyncio.get_running_loop(), itertools.count()
-    held_s = 0.0
+    asked = 0  # requests that wait
+    held_s = 0.0  # of all requests, less the moments at which those that wait were asked
 
     class Answering(asyncio.Protocol):
         """One connection: a request, its answer, the next request. One without content asks for how long requests were held in all."""
@@ -530,15 +531,20 @@ async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, te
             length = _LENGTH.search(head)
             if found and len(body) >= int(length[1] if length else 0):
                 self.buffered = b""
-                if body:
-                    loop.call_later(after_s - LATE_S, self._answer, answer(body, next(count)), loop.time())
-                else:
-                    self.transport.write(_http_bytes(str(held_s).encode()))
+                self._ask(body)
 
-        def _answer(self, content: bytes, asked_s: float) -> None:
-            nonlocal held_s
+        def _ask(self, body: bytes) -> None:
+            nonlocal asked, held_s
+            if not body:
+                self.transport.write(_http_bytes(str(held_s + asked * loop.time()).encode()))
+                return
+            asked, held_s = asked + 1, held_s - loop.time()
+            loop.call_later(after_s - LATE_S, self._answer, answer(body, next(count)))
+
+        def _answer(self, content: bytes) -> None:
+            nonlocal asked, held_s
             self.transport.write(content)
-            held_s += loop.time() - asked_s
+            asked, held_s = asked - 1, held_s + loop.time()
 
     server = await loop.create_server(Answering, "127.0.0.1", 0, backlog=2048)
     tell(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
