@@ -9,7 +9,7 @@ other cores. An episode without any overhead takes two turns and one search, so
 
     ideal episodes/s = slots / (2 x turn + 5 ms)        slot efficiency = time that the servers held requests / (slots x wall time)
 
-counted from the first second on: the rest of a slot's time is the worker's, the buffer's and the machine's. What the machine takes is measured
+counted from the third episode on: the rest of a slot's time is the worker's, the buffer's and the machine's. What the machine takes is measured
 just before, on the same core with the same servers: a bare client, which sends as many bytes and parses nothing. Where the ideal is beyond what
 a core can do, the episodes/s reached are the worker's ceiling. Sizes are those of Search-R1's questions: about 190 tokens of prompt, 70 per
 completion and 400 of passages, by a byte-level BPE of 6,000 tokens. No two searches find the same passages: the worst case, in which the
@@ -112,8 +112,9 @@ def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: floa
                 retriever = _started(stack, others, serve_retriever, words.passages(), SEARCH_S)
                 buffer = _started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
                 os.sched_setaffinity(0, own)
-                bare = asyncio.run(_bare(engines, retriever, count, seconds / 2))
-                row = trio.run(_play, engines, retriever, buffer, encoder, count, seconds)
+                settle_s = SETTLE_S + 4 * turn_s
+                bare = asyncio.run(_bare(engines, retriever, count, settle_s, seconds / 2))
+                row = trio.run(_play, engines, retriever, buffer, encoder, count, settle_s, seconds)
             ideal, efficiency = count / (2 * turn_s + SEARCH_S), row.held_s / (count * row.wall_s)
             others_ms, busiest = row.others_s[buffer.pid] / row.episodes, max(row.others_s.values()) / row.wall_s
             print(
@@ -149,12 +150,12 @@ class Counted:
         )
 
 
-async def _bare(engines: Sequence[Server], retriever: Server, slots: int, seconds: float) -> float:
+async def _bare(engines: Sequence[Server], retriever: Server, slots: int, settle_s: float, seconds: float) -> float:
     """The slot efficiency of nothing but requests and answers."""
     held_s, moments = [], []
     async with asyncio.TaskGroup() as tasks:
         playing = [tasks.create_task(_ask_in_turn(engines[slot % len(engines)], retriever, engines[slot % len(engines)])) for slot in range(slots)]
-        for pause_s in (SETTLE_S, seconds):
+        for pause_s in (settle_s, seconds):
             await asyncio.sleep(pause_s)
             moments.append(time.perf_counter())
             held_s.append(sum([float(await _ask(await _connected(server), b"/", b"")) for server in (*engines, retriever)]))
@@ -188,7 +189,9 @@ async def _ask(streams: Streams, target: bytes, content: bytes) -> bytes:
     return await reader.readexactly(int(length[1]))
 
 
-async def _play(engines: list[Server], retriever: Server, buffer: Server, encoder: TokenEncoder, slots: int, seconds: float) -> Counted:
+async def _play(
+    engines: list[Server], retriever: Server, buffer: Server, encoder: TokenEncoder, slots: int, settle_s: float, seconds: float
+) -> Counted:
     ended = Ended()
     count = partial(_count, ended, [*engines, retriever], buffer)
     async with BufferClient(buffer.url, role="worker", index=0, incarnation=0) as client, trio.open_nursery() as nursery:
@@ -200,7 +203,7 @@ async def _play(engines: list[Server], retriever: Server, buffer: Server, encode
             recipe=RolloutRecipe(concurrency=slots),
         )
         nursery.start_soon(worker.run)
-        await trio.sleep(SETTLE_S)
+        await trio.sleep(settle_s)
         gc.collect()
         before = await count()
         await trio.sleep(seconds)
