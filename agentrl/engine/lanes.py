@@ -80,7 +80,7 @@ class Lanes:
         """Tokens were drawn in the slots 0..n-1: they are the next inputs. [n]"""
         rows = len(tokens)
         self.tokens[:rows] = tokens
-        self.positions[:rows] += self._steps[:rows]
+        self.positions[:rows].add_(self._steps[:rows])
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
