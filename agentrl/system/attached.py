@@ -16,7 +16,7 @@ from agentrl.buffer_api import BufferClient, EngineEntry
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient, ModelInfo
 from agentrl.errors import ConfigError, EngineError
-from agentrl.system.sglang import require_abilities
+from agentrl.system.sglang import CONTEXT_MARGIN, require_abilities
 
 __all__ = ["AttachedEngines"]
 
@@ -104,11 +104,15 @@ class AttachedEngines:
     async def _require(self, client: EngineClient) -> None:
         info = await client.server_info(deadline_s=ADMISSION_DEADLINE_S)
         await client.model_info(deadline_s=ADMISSION_DEADLINE_S)
+        wanted = limit = self._recipe.rollout.limits.context_tokens
         if self._recipe.engine.kind == "sglang":
             require_abilities(info.version, self._recipe)
-        wanted = self._recipe.rollout.limits.context_tokens
+            wanted += CONTEXT_MARGIN
         if info.context_tokens is not None and info.context_tokens < wanted:
-            raise ConfigError(f"it takes {info.context_tokens} tokens of context, and rollout.limits.context_tokens is {wanted}: lower that")
+            raise ConfigError(
+                f"its context is {info.context_tokens} tokens, and with rollout.limits.context_tokens {limit} it needs {wanted}: start it with more, or"
+                " lower that"
+            )
 
 
 def _lost_weights(info: ModelInfo, entry: EngineEntry) -> bool:

@@ -21,8 +21,10 @@ from agentrl.errors import ConfigError, EngineUnavailable
 from agentrl.system.address import LOOPBACK, free_port
 from agentrl.system.guardian import guarded
 
-__all__ = ["SGLangServer", "installed_version", "launch_command", "launch_environment", "require_abilities", "require_sglang"]
+__all__ = ["CONTEXT_MARGIN", "SGLangServer", "installed_version", "launch_command", "launch_environment", "require_abilities", "require_sglang"]
 
+# SGLang 0.5.23 takes prompts 6 tokens shorter than its context at most, and silently cuts completions that would end within 2 of it.
+CONTEXT_MARGIN = 8
 _ASK_EVERY_S = 0.5
 _LAST_LINES = 20
 _VERSION_DEADLINE_S = 20.0
@@ -87,7 +89,7 @@ def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> 
         "host": host,
         "port": port,
         "dtype": recipe.model.dtype,
-        "context_length": engine.context_tokens,
+        "context_length": engine.context_tokens + CONTEXT_MARGIN,
         "max_running_requests": engine.slots,
         "tp_size": engine.tensor_parallel,
         "random_seed": recipe.seed,
@@ -110,6 +112,7 @@ def launch_environment(recipe: Recipe) -> dict[str, str]:
     """The environment of a server: this process's without our import path, what a run needs of SGLang, and `engine.environment`."""
     engine = recipe.engine
     ours = {
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for the margin: no token is at a position beyond engine.context_tokens
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health then answers at once, and while generation is paused
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
