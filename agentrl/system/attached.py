@@ -110,8 +110,8 @@ class AttachedEngines:
             wanted += CONTEXT_MARGIN
         if info.context_tokens is not None and info.context_tokens < wanted:
             raise ConfigError(
-                f"its context is {info.context_tokens} tokens, and with rollout.limits.context_tokens {limit} it needs {wanted}: start it with more, or"
-                " lower that"
+                f"its context is {info.context_tokens} tokens, and with rollout.limits.context_tokens {limit} it needs {wanted}: start it with"
+                " more, or lower that"
             )
 
 
