@@ -6,6 +6,7 @@ Dimensions: B trajectories, T tokens, N wanted tokens, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Backbone:
                 layer.compile(dynamic=True)
         for layer in layers:
             fully_shard(layer, **settings)
-        fully_shard(root, **settings)
+        fully_shard(root, **settings | {"mp_policy": replace(precision(dtype), cast_forward_inputs=False)})  # temperatures keep their digits
         root.register_forward_hook(_reshard_root)  # after FSDP's own
 
     def _spare_last_mlp(self) -> None:

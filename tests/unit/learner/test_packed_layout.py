@@ -95,6 +95,7 @@ def by_sequences(module, query, key, value, attention_mask, scaling=None, cu_seq
     return torch.cat(pieces, 2).transpose(1, 2), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["activations kept", "computed again"])
 def test_an_attention_for_packed_sequences_is_told_where_they_begin(model_dir, again):
     ids, wanted = IDS, IDS.new_tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0]]) == 1
@@ -124,6 +125,7 @@ def test_flash_attention_is_asked_for_before_a_model_is_loaded(model_dir):
         PolicyModel.load(model_dir, attention="flash_attention_2")
 
 
+@pytest.mark.slow
 def test_a_model_that_lets_packed_sequences_see_one_another_is_refused(model_dir):
     policy = PolicyModel.load(model_dir, packed=True)
     transformer = policy.causal.base_model
@@ -134,6 +136,7 @@ def test_a_model_that_lets_packed_sequences_see_one_another_is_refused(model_dir
     transformer.forward = forward
 
 
+@pytest.mark.slow
 def test_the_recipe_decides(model_dir, tmp_path):
     assert not Learner.build(tiny_recipe(), model_dir, Ranks.single(), tmp_path).state.policy.packed
     assert Learner.build(tiny_recipe(learner__packing="packed"), model_dir, Ranks.single(), tmp_path).state.policy.packed

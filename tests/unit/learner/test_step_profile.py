@@ -26,6 +26,7 @@ def test_a_trace_of_each_step_asked_for_names_its_phases(model_dir, tmp_path):
         assert step["ts"] <= update["ts"] <= update["ts"] + update["dur"] <= step["ts"] + step["dur"]
 
 
+@pytest.mark.slow
 def test_other_ranks_and_roles_are_left_alone(model_dir, tmp_path):
     for chosen in ({"steps": [0, 1], "ranks": [1]}, {"steps": [0, 1], "roles": ["engine"]}):
         recipe = tiny_recipe(profile=chosen, learner__ranks=1 + max(chosen.get("ranks", [0])))

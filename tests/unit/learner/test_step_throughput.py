@@ -86,6 +86,7 @@ def test_compiled_layers_compute_the_same(model_dir, tmp_path):
         assert compiled[name] == pytest.approx(plain[name], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_sums_in_full_precision(model_dir):
     policy = PolicyModel.load(model_dir)
     policy.shard(Ranks.single(), "bfloat16")
@@ -94,3 +95,13 @@ def test_bfloat16_keeps_sums_in_full_precision(model_dir):
     assert logp.dtype == torch.float32
     logp.sum().backward()
     assert {(p.dtype, p.grad.dtype) for p in policy.parameters()} == {(torch.float32, torch.float32)}
+
+
+def test_temperatures_keep_their_digits_in_half_precision(model_dir):
+    # FSDP rounds what is given to a module's forward to its dtype: 0.7 was 0.69921875
+    policy = PolicyModel.load(model_dir)
+    policy.shard(Ranks.single(), "bfloat16")
+    ids = torch.tensor([[1, 7, 9, 11]])
+    with torch.no_grad():
+        exact, rounded = (policy(ids, ids > 1, torch.tensor([temperature]))[0] for temperature in (0.7, 0.69921875))
+    assert not exact.equal(rounded)
