@@ -27,7 +27,8 @@ class CanaryRecipe(Section):
     tokens: Annotated[int, Field(ge=2)] = 64
     """Tokens of a sequence; at most engine.context_tokens less one are used."""
     max_gap: PositiveFloat | None = None
-    """Largest difference of a token's log-prob that is accepted, in nats. By default 1e-3 for model.dtype float32, 1 for bfloat16."""
+    """Largest difference of a token's log-prob that is accepted, in nats. By default 1e-3, or 1 where model.dtype or
+    weights.dtype is bfloat16."""
     mean_gap: PositiveFloat | None = None
     """Largest mean difference of an engine's tokens that is accepted. By default 1e-4 and 0.1."""
     deadline_s: Seconds = 30.0
@@ -35,7 +36,7 @@ class CanaryRecipe(Section):
     checksums: bool = False
     """Write to canary.jsonl, at every check, the checksum of the version and the one every engine tells of its weights: a pass over them."""
 
-    def bounds(self, dtype: Literal["float32", "bfloat16"]) -> tuple[float, float]:
-        """The largest and the mean gap that are accepted of a model in `dtype`."""
-        largest, mean = _DEFAULT_GAPS[dtype]
+    def bounds(self, *dtypes: Literal["float32", "bfloat16"] | None) -> tuple[float, float]:
+        """The largest and the mean gap that are accepted, where weights are in these dtypes on their way from learner to engine: by the widest."""
+        largest, mean = max(_DEFAULT_GAPS[dtype] for dtype in dtypes if dtype is not None)
         return self.max_gap or largest, self.mean_gap or mean

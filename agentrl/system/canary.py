@@ -72,7 +72,7 @@ class Canary:
             vocabulary=json.loads((model_dir / "config.json").read_text(encoding="utf-8")).get("vocab_size"),
             seed=recipe.seed,
         )
-        bounds = settings.bounds(recipe.model.dtype)
+        bounds = settings.bounds(recipe.model.dtype, recipe.weights.dtype)
         return cls(sequences, every=settings.every, bounds=bounds, deadline_s=settings.deadline_s, checksums=settings.checksums)
 
     def listen(self, learner: Learner, version: int) -> None:

@@ -32,7 +32,7 @@ def selftest(recipe: Recipe, *, command: list[str], smoke: bool) -> int:
     """
     tested = selftest_recipe(recipe)
     assert tested.canary is not None
-    bounds, directory = tested.canary.bounds(tested.model.dtype), Path(tested.run.dir).resolve() / tested.name
+    bounds, directory = tested.canary.bounds(tested.model.dtype, tested.weights.dtype), Path(tested.run.dir).resolve() / tested.name
     probe, code = Probe(), 0
     try:
         code = run(tested, command=command, smoke=smoke, fresh=True, beside=probe)
