@@ -28,39 +28,30 @@ import asyncio
 import gc
 import hashlib
 import itertools
-import json
-import multiprocessing
 import os
 import platform
 import random
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
 import trio
+from fixed_latency import CONTEXT, Server, Words, ask, connected, serve_buffer, serve_engine, serve_retriever, started
 
-from agentrl.buffer.app import create_app, spare_the_held
-from agentrl.buffer.buffer import BufferSettings, Caller, ReplayBuffer
 from agentrl.buffer_api import BufferClient
 from agentrl.config.recipe import RolloutRecipe
 from agentrl.engine_api import EngineClient
-from agentrl.env import Observation, StepResult
+from agentrl.env import StepResult
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.rollout.worker import RolloutWorker
-from agentrl.system.http import serve_app
-from agentrl.system.process import StopSignal
-from agentrl.testing.tokenizer import byte_encoder
-from agentrl.types import Purpose, Reward, StopReason, Task, Ticket, ToolCall, Trajectory, Turn
+from agentrl.types import Purpose, Reward, StopReason, Ticket, ToolCall, Trajectory, Turn
 from agentrl.wire import encode_trajectory, pack, unpack
 from envs.search import SearchEnv
 from retriever.transport import trio_client
@@ -69,16 +60,10 @@ ENGINES = 2
 TURNS_S = (0.05, 0.5)
 SLOTS = (32, 64, 256)
 SEARCH_S = 0.005
-LATE_S = 0.0005  # asyncio's timers are late by this on average: epoll counts in milliseconds
 SETTLE_S = 1.0  # connections are opened, caches filled
 REQUEST_BYTES = 2000
-WORDS, VOCABULARY = 3000, 6000
-QUESTION_WORDS, THOUGHT_WORDS, PASSAGE_WORDS = 16, 50, 120
-SCRIPTS, PASSAGES, TASKS = 256, 400, 512
-GROUP = 8
 WORKERS, GENERATORS, WANT = 1000, 3, 8
 GENERATORS_START_S = 4.0
-CONTEXT = multiprocessing.get_context("spawn")
 
 
 def main() -> None:
@@ -108,9 +93,9 @@ def measure_worker(turns_s: Sequence[float], slots: Sequence[int], seconds: floa
     for turn_s in turns_s:
         for count in slots:
             with ExitStack() as stack:
-                engines = [_started(stack, others, serve_engine, words.replies(encoder, seed), turn_s) for seed in range(ENGINES)]
-                retriever = _started(stack, others, serve_retriever, words.passages(), SEARCH_S)
-                buffer = _started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
+                engines = [started(stack, others, serve_engine, words.replies(encoder, seed), turn_s) for seed in range(ENGINES)]
+                retriever = started(stack, others, serve_retriever, words.passages(), SEARCH_S)
+                buffer = started(stack, others, serve_buffer, words.tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
                 os.sched_setaffinity(0, own)
                 settle_s = SETTLE_S + 4 * turn_s
                 bare = asyncio.run(_bare(engines, retriever, count, settle_s, seconds / 2))
@@ -158,35 +143,17 @@ async def _bare(engines: Sequence[Server], retriever: Server, slots: int, settle
         for pause_s in (settle_s, seconds):
             await asyncio.sleep(pause_s)
             moments.append(time.perf_counter())
-            held_s.append(sum([float(await _ask(await _connected(server), b"/", b"")) for server in (*engines, retriever)]))
+            held_s.append(sum([float(await ask(await connected(server), b"/", b"")) for server in (*engines, retriever)]))
         for task in playing:
             task.cancel()
     return (held_s[1] - held_s[0]) / (slots * (moments[1] - moments[0]))
 
 
 async def _ask_in_turn(*servers: Server) -> None:
-    streams = [await _connected(server) for server in servers]
+    streams = [await connected(server) for server in servers]
     while True:
         for stream in streams:
-            await _ask(stream, b"/", b'{"rid":"train/0/0/0/0/0"}'.ljust(REQUEST_BYTES))
-
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def _connected(server: Server) -> Streams:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-async def _ask(streams: Streams, target: bytes, content: bytes) -> bytes:
-    reader, writer = streams
-    writer.write(b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n%b" % (target, len(content), content))
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _LENGTH.search(head)
-    assert head.startswith(b"HTTP/1.1 200"), head
-    assert length is not None
-    return await reader.readexactly(int(length[1]))
+            await ask(stream, b"/", b'{"rid":"train/0/0/0/0/0"}'.ljust(REQUEST_BYTES))
 
 
 async def _play(
@@ -248,65 +215,6 @@ class CountedSearch(SearchEnv):
         return result
 
 
-@dataclass(slots=True)
-class Words:
-    """A made-up language: what tasks, replies and passages are written in."""
-
-    words: list[str]
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    @classmethod
-    def make(cls) -> Words:
-        """Words of two to four syllables."""
-        rng = random.Random(0)
-        syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-        return cls(sorted({"".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(WORDS)}))
-
-    def text(self, count: int) -> str:
-        """So many words."""
-        return " ".join(self.rng.choices(self.words, k=count))
-
-    def encoder(self) -> TokenEncoder:
-        """A byte-level BPE for it, with Qwen's chat template."""
-        return byte_encoder([" " + word for word in self.words], vocab_size=VOCABULARY)
-
-    def tasks(self) -> list[Task]:
-        """Questions."""
-        return [Task(id=str(number), prompt=self.text(QUESTION_WORDS), answers=(self.text(2),)) for number in range(TASKS)]
-
-    def passages(self) -> list[dict[str, Any]]:
-        """Hits of a search."""
-        return [
-            {"document": {"id": str(number), "contents": f'"{self.text(3)}"\n{self.text(PASSAGE_WORDS)}'}, "score": 0.5} for number in range(PASSAGES)
-        ]
-
-    def replies(self, encoder: TokenEncoder, seed: int) -> list[list[bytes]]:
-        """Whole HTTP answers to `/generate`, by turn: those that search, and those that answer."""
-        self.rng.seed(seed)
-        endings = ("<search> {} </search>", "<answer> {} </answer>")
-        return [[self._reply(encoder, ending) for _ in range(SCRIPTS)] for ending in endings]
-
-    def _reply(self, encoder: TokenEncoder, ending: str) -> bytes:
-        text = f"<think> {self.text(THOUGHT_WORDS)} </think> {ending.format(self.text(6))}"
-        ids = encoder.encode_observation(Observation.frame(text)).ids.tolist()
-        meta = {
-            "id": "0123456789abcdef0123456789abcdef",
-            "finish_reason": {"type": "stop", "matched": ending[-9:]},
-            "prompt_tokens": 640,
-            "weight_version": "0",
-            "weight_versions": [{"version": "0", "start": 0, "end": len(ids)}],
-            "num_retractions": 0,
-            "input_token_logprobs": [],
-            "output_token_logprobs": [[-self.rng.expovariate(1.0), token, None] for token in ids],
-            "output_token_logprobs_length": len(ids),
-            "reasoning_tokens": 0,
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "e2e_latency": 0.05,
-        }
-        return _http({"text": text, "output_ids": ids, "meta_info": meta})
-
-
 # -- one buffer -------------------------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +225,7 @@ def measure_buffer(seconds: float, own: set[int], others: set[int]) -> None:
     play_s = 0.0
     for _ in range(2):
         with ExitStack() as stack:
-            buffer = _started(stack, own, serve_buffer, Words.make().tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
+            buffer = started(stack, own, serve_buffer, Words.make().tasks(), stack.enter_context(tempfile.TemporaryDirectory()))
             calls, cpu_s = _load(buffer, others, play_s, seconds)
         rate = WANT * len(calls) / seconds
         percentiles = statistics.quantiles(calls, n=100)
@@ -367,7 +275,7 @@ class Simulated:
 
     async def run(self, play_s: float) -> None:
         """Take tickets, let time pass, close them; again."""
-        self._streams = await _connected(self._buffer)
+        self._streams = await connected(self._buffer)
         await asyncio.sleep(play_s * self._rng.random())
         for request in itertools.count():
             granted = await self._call("take_tickets", {"request": request, "want": WANT})
@@ -379,7 +287,7 @@ class Simulated:
     async def _call(self, name: str, body: dict[str, Any]) -> Any:
         content = pack(self._caller | body)
         asked = time.perf_counter()
-        answer = await _ask(self._streams, b"/" + name.encode(), content)
+        answer = await ask(self._streams, b"/" + name.encode(), content)
         answered = time.perf_counter()
         if answered >= self._begins:
             self._latencies.append(answered - asked)
@@ -436,134 +344,10 @@ def _trajectory(ticket: list[Any]) -> bytes:
     return pack(body | {"hash": hashlib.blake2b(pack(body), digest_size=16).digest()})
 
 
-# -- servers ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """One that runs in a process of its own."""
-
-    url: str
-    pid: int
-
-
-def _started(stack: ExitStack, cores: set[int], serve: Callable[..., None], *arguments: Any) -> Server:
-    """A server on these cores, for as long as the stack is open. `serve` is given a function that it tells its URL."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_serve, args=(theirs, cores, serve, arguments), daemon=True)
-    process.start()
-    stack.callback(process.join)
-    stack.callback(process.kill)
-    assert process.pid is not None
-    return Server(ours.recv(), process.pid)
-
-
-def _serve(pipe: Connection, cores: set[int], serve: Callable[..., None], arguments: Sequence[Any]) -> None:
-    os.sched_setaffinity(0, cores)
-    serve(*arguments, pipe.send)
-
-
 def _split(cores: set[int]) -> tuple[set[int], set[int]]:
     """One core, and the others; the same one where there is only one."""
     own = {max(cores)}
     return own, (cores - own) or own
-
-
-def serve_buffer(tasks: list[Task], directory: str, tell: Callable[[str], None]) -> None:
-    """A buffer with one version published, that is never full."""
-    settings = BufferSettings(group_size=GROUP, groups_per_batch=10**6, total_steps=10)
-    buffer = ReplayBuffer(Path(directory), settings, tasks=Endless(tasks), incarnation=0, run=0)
-    buffer.reserve_version(Caller(role="learner", index=0, incarnation=0), reason="initial")
-    buffer.version_published(version=0, engines=range(ENGINES), seconds=0.0, bytes=0)
-    spare_the_held()
-    serve_app(create_app(buffer), on_ready=lambda told: tell(told["url"]), stop=StopSignal())
-
-
-@dataclass(frozen=True, slots=True)
-class Endless:
-    """The same tasks over and over."""
-
-    tasks: list[Task]
-
-    @property
-    def size(self) -> int:
-        """Tasks per epoch."""
-        return len(self.tasks)
-
-    def task(self, ordinal: int) -> Task:
-        """The task at a place of the order."""
-        return self.tasks[ordinal % len(self.tasks)]
-
-
-def serve_engine(replies: list[list[bytes]], turn_s: float, tell: Callable[[str], None]) -> None:
-    """An engine whose every turn takes the same time. The turn is the second last number of the request's id."""
-
-    def answer(body: bytes, count: int) -> bytes:
-        rid = _RID.search(body)
-        return replies[int(rid[1].split(b"/")[-2])][count % SCRIPTS] if rid else _http({})
-
-    asyncio.run(_answer_late(answer, turn_s, tell))
-
-
-def serve_retriever(passages: list[dict[str, Any]], search_s: float, tell: Callable[[str], None]) -> None:
-    """A retriever that finds three passages of its own choice."""
-    rng, texts = random.Random(0), [json.dumps(passage) for passage in passages]
-
-    def answer(body: bytes, count: int) -> bytes:
-        return _http_bytes(('{"result": [[' + ", ".join(rng.sample(texts, 3)) + "]]}").encode())
-
-    asyncio.run(_answer_late(answer, search_s, tell))
-
-
-async def _answer_late(answer: Callable[[bytes, int], bytes], after_s: float, tell: Callable[[str], None]) -> None:
-    loop, count = asyncio.get_running_loop(), itertools.count()
-    asked = 0  # requests that wait
-    held_s = 0.0  # of all requests, less the moments at which those that wait were asked
-
-    class Answering(asyncio.Protocol):
-        """One connection: a request, its answer, the next request. One without content asks for how long requests were held in all."""
-
-        buffered = b""
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = cast(asyncio.WriteTransport, transport)
-
-        def data_received(self, data: bytes) -> None:
-            self.buffered += data
-            head, found, body = self.buffered.partition(b"\r\n\r\n")
-            length = _LENGTH.search(head)
-            if found and len(body) >= int(length[1] if length else 0):
-                self.buffered = b""
-                self._ask(body)
-
-        def _ask(self, body: bytes) -> None:
-            nonlocal asked, held_s
-            if not body:
-                self.transport.write(_http_bytes(str(held_s + asked * loop.time()).encode()))
-                return
-            asked, held_s = asked + 1, held_s - loop.time()
-            loop.call_later(after_s - LATE_S, self._answer, answer(body, next(count)))
-
-        def _answer(self, content: bytes) -> None:
-            nonlocal asked, held_s
-            self.transport.write(content)
-            asked, held_s = asked - 1, held_s + loop.time()
-
-    server = await loop.create_server(Answering, "127.0.0.1", 0, backlog=2048)
-    tell(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    await server.serve_forever()
-
-
-def _http(value: Any) -> bytes:
-    return _http_bytes(json.dumps(value, separators=(",", ":")).encode())
-
-
-def _http_bytes(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-
-
-_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_RID = re.compile(rb'"rid": ?"([^"]*)"')
 
 
 if __name__ == "__main__":
