@@ -107,6 +107,26 @@ def _mini_batches(recipe: Plain) -> str | None:
     return None
 
 
+def _transfer(recipe: Plain) -> str | None:
+    weights = recipe["weights"]
+    if weights["transport"] == "disk" and weights["fan_out"] != "auto":
+        return f"weights.fan_out {weights['fan_out']} does nothing with weights.transport disk, which has no process groups: leave it out"
+    if weights["transport"] == "disk" and weights["backend"] != "auto":
+        return f"weights.backend {weights['backend']} does nothing with weights.transport disk, which has no process groups: leave it out"
+    return None
+
+
+def _attached(recipe: Plain) -> str | None:
+    urls, engine = [url.rstrip("/") for url in recipe["engine"]["urls"]], recipe["engine"]
+    if len(set(urls)) < len(urls):
+        return "engine.urls: every server once; the same one twice would be sent every version twice"
+    if urls and engine["replicas"] not in (1, len(urls)):
+        return f"engine.replicas is {engine['replicas']}, and the run attaches to the {len(urls)} servers of engine.urls: leave replicas out"
+    if urls and engine["python"] is not None:
+        return "engine.python does nothing beside engine.urls: no server is started; leave one of them out"
+    return None
+
+
 CHECKS: tuple[Callable[[Plain], str | None], ...] = (
     _group_size,
     _critic,
@@ -118,5 +138,7 @@ CHECKS: tuple[Callable[[Plain], str | None], ...] = (
     _filter,
     _curriculum,
     _alarms,
+    _attached,
+    _transfer,
     refused_computing,
 )

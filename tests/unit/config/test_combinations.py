@@ -34,6 +34,9 @@ BASE = {
             "would be dropped",
         ),
         ({"buffer": {"over_sample": 0.5}}, "there is no buffer.filter and no buffer.stops that drops"),
+        ({"engine": {"urls": ["http://a:1", "http://a:1/"]}}, "every server once"),
+        ({"engine": {"urls": ["http://a:1", "http://a:2"], "replicas": 4}}, "attaches to the 2 servers"),
+        ({"engine": {"urls": ["http://a:1"], "python": "sglang/bin/python"}}, "no server is started"),
         ({"tasks": {"train": [{"path": "t", "weight": 1.0}], "curriculum": {"factory": "a:B"}}}, "weights do nothing beside tasks.curriculum"),
     ],
 )
