@@ -64,12 +64,13 @@ class Decoder:
             return rows, min(-(-columns // _ATTEND_STEP) * _ATTEND_STEP, context)
         return min(bucket(rows, _ROWS_PER_OCTAVE), slots), min(bucket(max(columns, _LEAST_COLUMNS), _COLUMNS_PER_OCTAVE), context)
 
-    @torch.inference_mode()
     def _compute(self, rows: int, attend: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and log-probs; waits for nothing. [rows] each"""
         lanes = self._lanes
         logits_nV = self._runner.decode(lanes.tokens[:rows], lanes.positions[:rows], attend=attend)
-        tokens_n, logprobs_n = sample(logits_nV, lanes.draws.temperatures[:rows], uniforms)
+        # a captured step must serve all temperatures
+        temperatures_n = None if lanes.draws.plain and self._graphs is None else lanes.draws.temperatures[:rows]
+        tokens_n, logprobs_n = sample(logits_nV, temperatures_n, uniforms)
         lanes.advance(tokens_n)
         return tokens_n, logprobs_n
 

@@ -23,6 +23,8 @@ class Draws:
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.positions = np.zeros(rows, dtype=np.uint64)
         self.temperatures = torch.ones(rows, device=device)
+        self._temperatures = np.ones(rows)  # the same on the host
+        self.plain = True  # every temperature is 1
 
     @classmethod
     def of(cls, sequences: Many[Sequence], device: torch.device) -> Draws:
@@ -36,7 +38,9 @@ class Draws:
         params = [sequence.request.params for sequence in sequences]
         self.seeds[rows] = [each.seed for each in params]
         self.positions[rows] = [each.position + len(sequence.output) for each, sequence in zip(params, sequences, strict=True)]
+        self._temperatures[rows] = [each.temperature for each in params]
         self.temperatures[rows] = torch.tensor([each.temperature for each in params], device=self.temperatures.device)
+        self.plain = bool((self._temperatures == 1.0).all())
 
     def uniforms(self, rows: int) -> Tensor:
         """The uniform numbers of the first `rows` rows, on the host. fp64 [rows]"""

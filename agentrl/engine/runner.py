@@ -115,7 +115,7 @@ class ModelRunner:
             values[slots_n, :, positions] = v_nKE
             span_nKLE = keys[: len(tokens), :, :attend], values[: len(tokens), :, :attend]
             x_nD = self._finish_layer(x_nD, self._attend_one(q_nHE, *span_nKLE, mask_n1L), layer)
-        return self.logits(self._norm(x_nD, self.weights.norm))
+        return F.linear(self._norm(x_nD, self.weights.norm), self.weights.head).float()
 
     @torch.inference_mode()
     def logits(self, hidden_ND: Tensor) -> Tensor:

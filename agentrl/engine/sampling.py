@@ -18,34 +18,38 @@ _BELOW_ONE = 1.0 - 2.0**-52
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+_SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
+_ONE = np.uint64(1)
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """`agentrl.seeds.counter_uniform` of many (seed, position) pairs at once, equal bit for bit. [n] each"""
-    value = seeds + (positions + np.uint64(1)) * _GOLDEN
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    value ^= value >> np.uint64(31)
-    drawn: npt.NDArray[np.float64] = (value >> np.uint64(11)) * 2.0**-53
+    value = (positions + _ONE) * _GOLDEN
+    value += seeds
+    value ^= value >> _SHIFTS[0]
+    value *= _FIRST
+    value ^= value >> _SHIFTS[1]
+    value *= _SECOND
+    value ^= value >> _SHIFTS[2]
+    value >>= _SHIFTS[3]
+    drawn: npt.NDArray[np.float64] = np.multiply(value, 2.0**-53, dtype=np.float64)
     return drawn
 
 
-def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits_NV: Tensor, temperatures_N: Tensor | None, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row and its log-prob under log_softmax(logits / T); temperature 0 takes the likeliest, with T = 1 for the log-prob.
 
     The token is the first whose cumulative probability exceeds the row's uniform number. Nothing here waits for a GPU.
 
     Args:
         logits_NV: fp32.
-        temperatures_N: fp32, >= 0.
+        temperatures_N: fp32, >= 0; None: all 1.
         uniforms_N: fp64 in [0, 1).
 
     Returns:
         tokens_N (long), logprobs_N (fp32; not finite where the row's logits are not).
     """
-    # on a GPU asking would mean to wait for it
-    plain = not logits_NV.is_cuda and bool((temperatures_N == 1).all())
-    if plain:
+    if temperatures_N is None:
         probabilities_NV = logits_NV.softmax(-1)
         tokens_N = _invert(probabilities_NV, uniforms_N)
     else:

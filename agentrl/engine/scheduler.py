@@ -270,7 +270,9 @@ class Scheduler:
             sequences = [share[row][0] for row in rows]
             draws = Draws.of(sequences, self.runner.device)
             uniforms = draws.uniforms(len(sequences)).to(self.runner.device)
-            self._accept(sequences, *unpack(pack(*sample(self.runner.logits(hidden_nD[rows]), draws.temperatures, uniforms))))
+            self._accept(
+                sequences, *unpack(pack(*sample(self.runner.logits(hidden_nD[rows]), None if draws.plain else draws.temperatures, uniforms)))
+            )
             self._lanes.place([sequence for sequence in sequences if sequence.slot >= 0])
 
     def _forward(self, sequences: Many[Sequence], chunks: list[Chunk]) -> Tensor:
