@@ -26,8 +26,8 @@ _SPARES = 0.01  # of the largest gap: below it, what only the first token says i
 _RELOAD_DEADLINE_S = 600.0  # a large model from a network disk
 
 _OTHER_ARITHMETIC = (
-    "compare what the engine computes with: dtype, attention and sampling backend, and in its config.json rope_theta, rope_scaling, rms_norm_eps and"
-    " tie_word_embeddings. If it is their rounding and nothing else, raise canary.max_gap and canary.mean_gap"
+    "compare what the engine computes with: dtype (and weights.dtype), attention and sampling backend, and in its config.json rope_theta,"
+    " rope_scaling, rms_norm_eps and tie_word_embeddings. If it is their rounding and nothing else, raise canary.max_gap and canary.mean_gap"
 )
 _OTHER_WEIGHTS = "something wrote to the engine's weights besides the learner, or a transfer went wrong; the same command loads them anew from disk"
 
