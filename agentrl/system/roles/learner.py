@@ -19,6 +19,7 @@ import torch
 import trio
 
 from agentrl.buffer_api import BatchGrant, BufferClient
+from agentrl.collective import torch_dtype
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
 from agentrl.errors import AgentRLError, CheckpointError, EngineUnavailable, Failure, HealthError
@@ -30,6 +31,7 @@ from agentrl.learner.ranks import Ranks
 from agentrl.metrics.batch import batch_metrics
 from agentrl.metrics.health import Alarm
 from agentrl.record import Recorder, record
+from agentrl.system.address import bind_address
 from agentrl.system.canary import Canary
 from agentrl.system.engine_profiles import start_engine_profiles
 from agentrl.system.engines import engine_clients
@@ -109,7 +111,7 @@ class LearnerProgram:
     def _make_publishing(self) -> Publishing:
         recipe, directory = self.recipe, self.run_dir / "weights"
         backend = "nccl" if recipe.learner.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
-        publisher = Publisher(recipe.weights, model_dir=self.model_dir, directory=directory, device_backend=backend)
+        publisher = Publisher(recipe.weights, model_dir=self.model_dir, directory=directory, device_backend=backend, address=bind_address(recipe))
         return Publishing(
             self.buffer,
             publisher,
@@ -139,10 +141,10 @@ class LearnerProgram:
             number += 1
             version, alarms = await self._train_one(grant)
             if await self._must_roll_back(alarms):
-                await self._hand_over(await self._snapshot(await self._roll_back(version, alarms)), send, unsent)
+                await self._publish(await self._roll_back(version, alarms), send, unsent)
             else:
                 if grant.publishes:
-                    await self._hand_over(await self._snapshot(version), send, unsent)
+                    await self._publish(version, send, unsent)
                 if self.step % self.recipe.checkpoint.every == 0:
                     await self._checkpoint()
             if (pausing := _with_action(alarms, "pause")) is not None:
@@ -187,18 +189,36 @@ class LearnerProgram:
     def _train(self, groups: list[list[Trajectory]], grant: BatchGrant) -> StepReport:
         return self.learner.train(TrainingBatch.of(groups, token_ages(grant)), step=grant.step, progress=grant.progress)
 
+    async def _publish(self, version: int | None, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
+        """Gather the weights; the publish loop sends the first while the next are gathered, unless they are to be on disk before."""
+        snapshot, keep = await self._begun(version), self.recipe.weights.keep_snapshots
+        if not keep:
+            await self._hand_over(snapshot, send, unsent)
+        await trio.to_thread.run_sync(self._gather, snapshot)
+        if keep:
+            if self.lead:
+                await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
+            await self._hand_over(snapshot, send, unsent)
+
     async def _snapshot(self, version: int | None) -> Snapshot:
-        """Gather the weights: a collective, so every rank takes part; rank 0 keeps them."""
-        bucket_bytes, number = self.recipe.weights.bucket_mb * 2**20, -1 if version is None else version
+        """The weights, gathered."""
+        snapshot = await self._begun(version)
+        await trio.to_thread.run_sync(self._gather, snapshot)
+        return snapshot
+
+    async def _begun(self, version: int | None) -> Snapshot:
+        number, dtype = -1 if version is None else version, self.recipe.weights.dtype
         if self.canary is not None:  # before the first bucket: whoever gets this version may be asked about it at once
             await trio.to_thread.run_sync(self.canary.listen, self.learner, number)
-        return await trio.to_thread.run_sync(lambda: Snapshot.of(number, self.step, self.learner.gather(bucket_bytes)))
+        return Snapshot(version=number, step=self.step, dtype=None if dtype is None else torch_dtype(dtype))
+
+    def _gather(self, snapshot: Snapshot) -> None:
+        """A collective, so every rank takes part; rank 0 keeps the weights."""
+        snapshot.fill(self.learner.gather(self.recipe.weights.bucket_mb * 2**20))
 
     async def _hand_over(self, snapshot: Snapshot, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
         if not self.lead:
             return
-        if self.recipe.weights.keep_snapshots:
-            await trio.to_thread.run_sync(save_snapshot, snapshot, self._kept(snapshot.version), self.model_dir)
         try:
             send.send_nowait(snapshot)
         except trio.WouldBlock:
