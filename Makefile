@@ -30,7 +30,7 @@ check: $(STAMP) ## format, lint, types and structure, in seconds
 	@echo "== structure"; $(BIN)/python -m pytest tests/test_structure.py
 
 bench: $(STAMP) ## run the short benchmarks: a table for each claim, and the loop in one file (two minutes)
-	@for name in http_client rollout engine; do echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py" $(ARGS) || exit 1; done
+	@for name in http_client engine learner rollout weights; do echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py" $(ARGS) || exit 1; done
 	@echo "== examples/one_file_loop.py"; $(BIN)/python examples/one_file_loop.py
 	@echo "== those of whole runs take a quarter of an hour and more: benchmarks/README.md says how to run them"
 

@@ -53,10 +53,10 @@ def gap_sums(learner_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> tuple
 def gap_metrics(sums: Tensor, extremes: Tensor) -> dict[str, float]:
     """What the totals mean; empty where there was no token.
 
-    kl_k1, kl_k3: KL(behaviour || learner) a token. logprob_gap_*: how far the log-probs of a token are apart, in nats. ratio_*: learner / behaviour of tokens. ess: effective share of the tokens. *_ppl: mean of
-    the trajectories' perplexities. log_ppl_gap: how much less likely, a token, the learner finds a trajectory; ppl_ratio: mean of its
-    exponential. chi2_token, chi2_sequence: mean of the squared ratio of a token, of a whole trajectory, less 1: the variance that
-    importance weights would have.
+    kl_k1, kl_k3: KL(behaviour || learner) a token. logprob_gap_*: how far the log-probs of a token are apart, in nats. ratio_*: learner /
+    behaviour of tokens. ess: effective share of the tokens. *_ppl: mean of the trajectories' perplexities. log_ppl_gap: how much less
+    likely, a token, the learner finds a trajectory; ppl_ratio: mean of its exponential. chi2_token, chi2_sequence: mean of the squared
+    ratio of a token, of a whole trajectory, less 1: the variance that importance weights would have.
     """
     total = dict(zip(GAP_SUMS, sums.tolist(), strict=True))
     extreme = dict(zip(GAP_EXTREMES, extremes.tolist(), strict=True))
