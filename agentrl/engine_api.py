@@ -145,6 +145,15 @@ class EngineClient:
         """Go on generating; harmless where nothing is paused."""
         await self._call("POST", "/continue_generation", {}, deadline_s)
 
+    async def release_memory(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Give the GPU's memory away: keys and values, captured graphs, and the weights, which wait in host memory. Only while paused by `retract`
+        or `abort`. Requests wait until `resume_memory`, and updates of weights are refused. SGLang needs --enable-memory-saver for it."""
+        await self._call("POST", "/release_memory_occupation", {}, deadline_s)
+
+    async def resume_memory(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Take it back, with the weights that were released. Generation stays paused until `continue_`. SGLang that has released nothing ends."""
+        await self._call("POST", "/resume_memory_occupation", {}, deadline_s)
+
     async def flush_cache(self, *, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Drop every cached prefix. Refused while requests run."""
         await self._call("POST", "/flush_cache", None, deadline_s)

@@ -30,6 +30,7 @@ from agentrl.engine.profile import profile_calls
 from agentrl.engine.request import Limits
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.sleep import Sleep
 from agentrl.engine.stops import TokenText
 from agentrl.engine.updates import WeightUpdates
 from agentrl.engine.weights import Weights
@@ -83,6 +84,7 @@ class EngineServer:
         limits = Limits(vocabulary=config.vocabulary, context_tokens=context_tokens, eos_ids=config.eos_ids)
         self._generation = Generation(self._scheduler, limits, text, threads=threads)
         self._updates = WeightUpdates(self._scheduler, self._generation.thread)
+        self._sleep = Sleep(self._scheduler, self._generation.thread, self._updates)
         self._config = config
         self._started_s = time.monotonic()
         serving = {
@@ -110,6 +112,8 @@ class EngineServer:
             "/abort_request": control.abort,
             "/pause_generation": control.pause,
             "/continue_generation": control.resume,
+            "/release_memory_occupation": control.resting(self._sleep.release),
+            "/resume_memory_occupation": control.resting(self._sleep.resume),
             "/init_weights_update_group": control.updating(self._updates.join),
             "/destroy_weights_update_group": control.updating(self._updates.leave),
             "/begin_weight_update": control.updating(lambda body: self._updates.begin()),
@@ -150,7 +154,8 @@ class EngineServer:
         return Response(status_code=200 if self._generation.thread.alive else 503)
 
     async def _ready(self, request: Request) -> Response:
-        return Response(status_code=200 if self._generation.thread.alive and self._scheduler.paused is None else 503)
+        generates = self._generation.thread.alive and self._scheduler.paused is None and not self._scheduler.asleep
+        return Response(status_code=200 if generates else 503)
 
     async def _model_info(self, request: Request) -> Response:
         names = ("model_path", "tokenizer_path", "served_model_name", "load_format")
@@ -176,6 +181,7 @@ class EngineServer:
                 "internal_states": [{}],
                 "staged_update": True,
                 "weight_update": self._updates.state,
+                "asleep": sorted(self._scheduler.asleep),
                 "embedded": counted | {"uptime_s": time.monotonic() - self._started_s},
             }
         )

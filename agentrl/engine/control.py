@@ -75,6 +75,15 @@ class Control:
         rank = {"checksums": checksums, "per_gpu_checksum": combined, "parallelism_info": [{"tp_rank": 0, "tp_size": 1}]}
         return JSONResponse(outcome("Success.", ranks=[rank], per_engine_checksum=combined))
 
+    def resting(self, operation: Callable[[dict[str, Any]], Awaitable[None]]) -> Endpoint:
+        """The endpoint of one way of giving memory away or taking it back, which answers null."""
+
+        async def endpoint(request: Request) -> Response:
+            await operation(await _body(request))
+            return JSONResponse(None)
+
+        return endpoint
+
     def updating(self, operation: Callable[[dict[str, Any]], Awaitable[str]], **more: Any) -> Endpoint:
         """The endpoint of one step of a weight update, which answers its message."""
 

@@ -55,6 +55,11 @@ class Decoder:
         draws.advance(rows)
         return drawn
 
+    def forget(self) -> None:
+        """Drop captured steps, and with them the memory they work in."""
+        if self._graphs is not None:
+            self._graphs = _Graphs(self._runner.slots, self._runner.device)
+
     def _shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Rows and attended columns to compute, at least those at work."""
         slots, context = self._runner.slots, self._runner.context_tokens

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.collective import tensor_checksum
+from agentrl.engine.parking import Parking
 from agentrl.engine.weights import Weights
 from agentrl.errors import PublishError
 
@@ -32,6 +33,7 @@ class Intake:
         self._live = live
         self._spare: Weights | None = None
         self._free: list[Tensor] = []
+        self._parking = Parking()
         self._thread = ThreadPoolExecutor(1, "intake", initializer=partial(torch.set_num_threads, 1))
 
     def buffer(self, nbytes: int, device: torch.device) -> Tensor:
@@ -63,6 +65,21 @@ class Intake:
     def checksums(self) -> Future[dict[str, str]]:
         """Of the live weights, while tokens are made."""
         return self._thread.submit(self._live.checksums)
+
+    def give_away(self, *, weights: bool) -> Future[None]:
+        """Give away what lies here unused and, with `weights`, the live ones, which nothing may use until `take_back`."""
+        return self._thread.submit(self._give_away, weights)
+
+    def take_back(self) -> Future[None]:
+        """Have the live weights again, as they were."""
+        return self._thread.submit(self._parking.fetch)
+
+    def _give_away(self, weights: bool) -> None:
+        self._spare, self._free = None, []
+        if self._live.embedding.device.type != "cpu":  # on a CPU they are in host memory already
+            if weights:
+                self._parking.park(self._live.named.values())
+            torch.cuda.empty_cache()  # or it would be kept for this process
 
     def _copy(self, tensors: Mapping[str, Tensor], received: Tensor | None, checksum: str | None) -> None:
         if received is not None and checksum is not None and (found := tensor_checksum(received)) != checksum:

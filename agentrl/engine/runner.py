@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agentrl.engine.architecture import ModelConfig
+from agentrl.engine.parking import emptied, storage_bytes
 from agentrl.engine.weights import LayerWeights, Weights
 
 __all__ = ["Chunk", "ModelRunner"]
@@ -135,6 +136,19 @@ class ModelRunner:
         """Zero slots: a value that is not a number would reach through the attention mask."""
         for cache in (*self._keys, *self._values):
             cache[list(slots)] = 0.0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that keys and values take now."""
+        return storage_bytes((*self._keys, *self._values))
+
+    def release_cache(self) -> None:
+        """Give the memory of all keys and values away; nothing may run until `restore_cache`."""
+        emptied((*self._keys, *self._values))
+
+    def restore_cache(self) -> None:
+        """Have it again, all 0."""
+        emptied((*self._keys, *self._values), again=True)
 
     def _attend_many(self, q_nHCE: Tensor, keys_nKLE: Tensor, values_nKLE: Tensor, mask_n1CL: Tensor) -> Tensor:
         """Attention of several queries per head. [n, H, C, E]"""

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -28,10 +29,12 @@ from agentrl.engine.sequence import ABORTED, ABORTED_WAITING, FinishReason, Sequ
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.stops import TokenText
 from agentrl.engine.weights import Weights
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, EngineRefused
 from agentrl.faults import point
 
-__all__ = ["Counters", "Scheduler"]
+__all__ = ["PARTS", "Counters", "Scheduler"]
+
+PARTS = frozenset({"kv_cache", "cuda_graph", "weights"})  # what of the engine's memory can be given away, in SGLang's words
 
 # Padded tokens in one prefill forward: bounds its memory. On a CPU larger ones fall out of its caches (4,096: a quarter slower).
 _PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -50,6 +53,7 @@ class Counters:
     steps: int = 0
     busy_s: float = 0.0
     pause_s: float = 0.0
+    asleep_s: float = 0.0  # with memory given away
 
 
 class Scheduler:
@@ -65,6 +69,7 @@ class Scheduler:
         self.runner = runner
         self.version = version
         self.paused: Literal["abort", "retract", "in_place"] | None = None
+        self.asleep: frozenset[str] = frozenset()  # of PARTS: those whose memory is given away
         self.counters = Counters()
         self._text = text
         self._deterministic = deterministic
@@ -76,12 +81,12 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}  # by slot
         self._finished: list[Sequence] = []
         self._frozen_aborts: list[Sequence] = []  # running while paused in place: they end when the pause does
-        self._paused_s = 0.0
+        self._paused_s = self._asleep_s = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return self.paused is None and bool(self._running or self._waiting)
+        return self.paused is None and not self.asleep and bool(self._running or self._waiting)
 
     def step(self) -> None:
         """Prefill what can be admitted, then one token for everything that runs."""
@@ -140,6 +145,31 @@ class Scheduler:
         self.paused = None
         self._end_frozen()
 
+    def fall_asleep(self, parts: AbstractSet[str]) -> None:
+        """Give memory away: keys, values and captured steps at once; the weights are the caller's to move, from here on nothing uses them.
+
+        Raises:
+            EngineRefused: generation is not paused, or in place, with keys and values that are still wanted.
+        """
+        if not parts:
+            return
+        if self.paused not in ("retract", "abort"):
+            raise EngineRefused(f"memory is released while generation is paused by 'retract' or 'abort' only; it is paused by {self.paused!r}")
+        self._asleep_s = self._asleep_s if self.asleep else time.perf_counter()
+        self.asleep |= parts
+        self._decoder.forget()  # a captured step names memory that goes now
+        if "kv_cache" in parts:
+            self._table.drop_kept()
+            self.runner.release_cache()
+
+    def wake_up(self, parts: AbstractSet[str]) -> None:
+        """Have the memory again, the weights' already in place; generation stays paused. Harmless where it is awake."""
+        if "kv_cache" in parts & self.asleep:
+            self.runner.restore_cache()
+        slept, self.asleep = bool(self.asleep), self.asleep - parts
+        if slept and not self.asleep:
+            self.counters.asleep_s += time.perf_counter() - self._asleep_s
+
     @property
     def frozen(self) -> bool:
         """Whether a pause in place holds running requests, and with them their keys and values."""
@@ -182,10 +212,12 @@ class Scheduler:
         return {"running": len(running), "waiting": len(self._waiting), "used_tokens": used}
 
     def counted(self) -> dict[str, float]:
-        """The counters, the current pause included."""
+        """The counters, the current pause and sleep included."""
         counted: dict[str, float] = asdict(self.counters)
         if self.paused is not None:
             counted["pause_s"] += time.perf_counter() - self._paused_s
+        if self.asleep:
+            counted["asleep_s"] += time.perf_counter() - self._asleep_s
         return counted
 
     def _end_frozen(self) -> None:

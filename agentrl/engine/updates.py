@@ -74,6 +74,7 @@ class WeightUpdates:
         self._scheduler = scheduler
         self._thread = thread
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._loading = 0  # updates from disk
         self._session: _Session | None = None
         self._intake = Intake(scheduler.runner.weights)
 
@@ -83,6 +84,19 @@ class WeightUpdates:
         if self._session is None:
             return "closed"
         return "receiving" if self._session.turn.locked() else "open"
+    def require_rest(self) -> None:
+        """Raise EngineRefused while an update is under way."""
+        if self._session is not None or self._loading:
+            raise EngineRefused("memory is not released while weights are updated: end the update first")
+
+    async def give_away(self, *, weights: bool) -> None:
+        """Memory of the spare and, with `weights`, of the live weights; the scheduler is asleep."""
+        await asyncio.wrap_future(self._intake.give_away(weights=weights))
+
+    async def take_back(self) -> None:
+        """Have the live weights again."""
+        await asyncio.wrap_future(self._intake.take_back())
+
 
     async def join(self, body: Mapping[str, Any]) -> str:
         """Form a group with a learner that forms it at the same time."""
@@ -118,6 +132,7 @@ class WeightUpdates:
         return "Succeeded to destroy custom process group."
 
     async def begin(self) -> str:
+        self._require_awake()
         """Open a session."""
         if self._session is not None:
             raise EngineRefused("begin_weight_update(): a weight update is already open; end it first")
@@ -128,6 +143,7 @@ class WeightUpdates:
         """Receive one bucket into staging; generation goes on."""
         session = self._session
         if session is None:
+        self._require_awake()
             raise EngineRefused(NOT_IN_SESSION)
         bucket, name, version = self._checked(body), _text(body, "group_name"), _optional_text(body, "weight_version")
         async with session.turn:
@@ -170,15 +186,20 @@ class WeightUpdates:
             await self._commit(session.names, session.version)
         return "Success"
 
+        self._require_awake()
     async def from_disk(self, body: Mapping[str, Any]) -> str:
         """Replace all weights by those of a model directory."""
         path, version = Path(_text(body, "model_path")), _optional_text(body, "weight_version")
         self._check_flush(body)
-        tensors = await asyncio.to_thread(self._read, path)
-        if body.get("abort_all_requests"):
-            await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
-        await asyncio.wrap_future(self._intake.take_in(tensors))
-        await self._commit(set(tensors), version)
+        self._loading += 1
+        try:
+            tensors = await asyncio.to_thread(self._read, path)
+            if body.get("abort_all_requests"):
+                await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
+            await asyncio.wrap_future(self._intake.take_in(tensors))
+            await self._commit(set(tensors), version)
+        finally:
+            self._loading -= 1
         return "Succeeded to update model weights." + (f" Weight version updated to {version}." if version is not None else "")
 
     async def rename(self, body: Mapping[str, Any]) -> str:
@@ -188,12 +209,14 @@ class WeightUpdates:
             await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
         await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.rename(version)))
         return version
+        self._require_awake()
 
     async def checksums(self) -> dict[str, str]:
         """Of the live weights, by name."""
         return await asyncio.wrap_future(self._intake.checksums())
 
     async def _commit(self, names: set[str], version: str | None) -> None:
+            self._require_awake()
         """Bring what was taken in to life between two steps. That time counts as a pause, where it is not within one."""
 
         def commit() -> None:
@@ -201,6 +224,10 @@ class WeightUpdates:
             self._scheduler.commit(self._intake.commit(names), version)
             if self._scheduler.paused is None:
                 counters.pause_s += time.perf_counter() - started
+
+    def _require_awake(self) -> None:
+        if "weights" in self._scheduler.asleep:
+            raise EngineRefused("the engine is asleep, its weights are not there: resume_memory_occupation first")
 
         await asyncio.wrap_future(self._thread.call(commit))
         self._intake.committed()

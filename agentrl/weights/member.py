@@ -111,4 +111,6 @@ async def unless_refused(act: Callable[[], Awaitable[None]]) -> None:
 
 def _told_pause_s(info: ServerInfo) -> float | None:
     counted = info.raw.get("embedded")
-    return float(counted["pause_s"]) if isinstance(counted, dict) and "pause_s" in counted else None
+    if not isinstance(counted, dict) or "pause_s" not in counted:
+        return None
+    return float(counted["pause_s"]) - float(counted.get("asleep_s", 0.0))  # asleep it rests for the learner, not for us

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from engine_calls import PROMPT, Running, announcement, generate, group, halves, wait_until
+from engine_calls import PROMPT, Running, announcement, generate, group, halves, load, wait_until
 from engine_process import engine_process
 from tiny_qwen2 import write_tiny_qwen2
 
@@ -40,7 +40,8 @@ def process(models) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def engine(process, models) -> httpx.Client:
-    """The engine with the first model under version "0", nothing paused, no update open."""
+    """The engine with the first model under version "0", awake, nothing paused, no update open."""
+    process.post("/resume_memory_occupation")
     process.post("/end_weight_update")
     process.post("/continue_generation")
     process.post("/abort_request", json={"abort_all": True})
@@ -185,3 +186,38 @@ def test_the_server_counts_what_it_has_done(engine):
     assert set(counted) >= {"generated_tokens", "busy_s", "prefill_tokens", "cached_tokens", "pause_s", "uptime_s", "retractions"}
     assert counted["generated_tokens"] > 0
     assert 0 < counted["busy_s"] < counted["uptime_s"]
+
+
+def test_an_engine_asleep_keeps_requests_waiting_and_refuses_new_weights_until_it_has_its_memory_again(engine, pool, models):
+    before = engine.post("/weights_checker", json={"action": "checksum"}).json()["per_engine_checksum"]
+    assert "only; it is paused by None" in engine.post("/release_memory_occupation", json={}).text
+    running = Running(engine, pool, new=600).wait(16)
+    engine.post("/pause_generation", json={"mode": "retract"})
+    for _ in range(2):
+        answer = engine.post("/release_memory_occupation", json={})
+        assert (answer.status_code, answer.json()) == (200, None)
+    engine.post("/continue_generation")
+    late = pool.submit(generate, engine)
+    wait_until(lambda: load(engine, "num_waiting_reqs") == 2)
+    assert (engine.get("/ready").status_code, engine.get("/health").status_code) == (503, 200)
+    for path, body in (("/begin_weight_update", {}), ("/update_weights_from_disk", {"model_path": str(models[1])}), ("/weights_checker", {})):
+        refusal = engine.post(path, json=body)
+        assert refusal.status_code == 400
+        assert "the engine is asleep" in refusal.json()["message"]
+    assert engine.get("/server_info").json()["asleep"] == ["cuda_graph", "kv_cache", "weights"]
+    for _ in range(2):
+        assert engine.post("/resume_memory_occupation", json={}).status_code == 200
+    reply = running.future.result(30.0)
+    assert len(late.result(30.0)["output_ids"]) == 8
+    ids, found = PROMPT + reply["output_ids"], [triple[0] for triple in reply["meta_info"]["output_token_logprobs"]]
+    assert found == pytest.approx(scored(models[0], ids, len(PROMPT), 1.0), abs=1e-4)
+    assert engine.post("/weights_checker", json={"action": "checksum"}).json()["per_engine_checksum"] == before
+    assert engine.get("/server_info").json()["embedded"]["asleep_s"] > 0
+
+
+def test_memory_is_not_released_in_the_middle_of_an_update_and_only_by_names_that_are_known(engine):
+    engine.post("/pause_generation", json={"mode": "abort"})
+    engine.post("/begin_weight_update")
+    assert "end the update first" in engine.post("/release_memory_occupation", json={}).json()["message"]
+    engine.post("/end_weight_update")
+    assert "some of ['cuda_graph', 'kv_cache', 'weights']" in engine.post("/release_memory_occupation", json={"tags": ["all"]}).json()["message"]
