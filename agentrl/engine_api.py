@@ -196,14 +196,9 @@ class EngineClient:
         group: str,
         version: int | None = None,
         flush_cache: bool = False,
-        checksum: str | None = None,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> None:
-        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version.
-
-        Args:
-            checksum: of the bytes (`collective.tensor_checksum`), which an engine with staged updates compares before it commits; others know none.
-        """
+        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version."""
         body: dict[str, Any] = {
             "names": list(bucket.names),
             "dtypes": list(bucket.dtypes),
@@ -213,12 +208,15 @@ class EngineClient:
             "abort_all_requests": False,
             "load_format": "flattened_bucket",
         }
-        body |= {} if checksum is None else {"checksum": checksum}
         await self._update("/update_weights_from_distributed", body | _named(version), deadline_s)
 
-    async def end_update(self, *, deadline_s: float = UPDATE_DEADLINE_S) -> None:
-        """Close the update session; an engine with staged updates commits here."""
-        await self._update("/end_weight_update", {}, deadline_s)
+    async def end_update(self, *, checksums: Sequence[str] | None = None, deadline_s: float = UPDATE_DEADLINE_S) -> None:
+        """Close the update session; an engine with staged updates commits here.
+
+        Args:
+            checksums: of each bucket's bytes (`collective.tensor_checksum`), which such an engine compares before; others know none.
+        """
+        await self._update("/end_weight_update", {} if checksums is None else {"checksums": list(checksums)}, deadline_s)
 
     async def update_from_disk(
         self, model_path: str, *, version: int | None, flush_cache: bool = True, deadline_s: float = UPDATE_DEADLINE_S

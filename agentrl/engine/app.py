@@ -118,7 +118,7 @@ class EngineServer:
             "/destroy_weights_update_group": control.updating(self._updates.leave),
             "/begin_weight_update": control.updating(lambda body: self._updates.begin()),
             "/update_weights_from_distributed": control.updating(self._updates.receive),
-            "/end_weight_update": control.updating(lambda body: self._updates.end()),
+            "/end_weight_update": control.updating(self._updates.end),
             "/update_weights_from_disk": control.updating(self._updates.from_disk, num_paused_requests=0),
             "/update_weight_version": control.rename,
             "/weights_checker": control.checksum,

@@ -1,10 +1,10 @@
 """Where new weights wait for their commit: a spare set of the model's weights, filled while tokens are made.
 
-    received bucket ──checked, copied, cast──> spare ══commit: exchanged══> live          the old ones are the next spare
+    received bucket ──copied, cast, checksum──> spare ══commit: exchanged══> live          the old ones are the next spare
 
 A commit is thereby an exchange of memory on a CPU, and one copy on a device whose captured graphs name the memory they work on. One thread does
-all of it in order, so what an update that was given up left behind cannot come after what follows. Memory: the weights once more, and the buffers
-of two buckets.
+all the copying in order, so what an update that was given up left behind cannot come after what follows. Memory: the weights once more, and the
+buffers of two buckets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from agentrl.collective import tensor_checksum
 from agentrl.engine.parking import Parking
 from agentrl.engine.weights import Weights
-from agentrl.errors import PublishError
 
 __all__ = ["Intake"]
 
@@ -35,6 +34,7 @@ class Intake:
         self._free: list[Tensor] = []
         self._parking = Parking()
         self._thread = ThreadPoolExecutor(1, "intake", initializer=partial(torch.set_num_threads, 1))
+        self._checks = ThreadPoolExecutor(1, "checksums")
 
     def buffer(self, nbytes: int, device: torch.device) -> Tensor:
         """[nbytes] uint8, of memory that was used before where there is any: new memory costs as much as what is written into it."""
@@ -43,11 +43,9 @@ class Intake:
                 return self._free.pop(index)[:nbytes]
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def take_in(self, tensors: Mapping[str, Tensor], *, received: Tensor | None = None, checksum: str | None = None) -> Future[None]:
-        """Copy checked tensors into the spare; they may be views of `received`, which is free after that.
-
-        The future raises a PublishError where the checksum of `received` is not the one that its sender told.
-        """
+    def take_in(self, tensors: Mapping[str, Tensor], *, received: Tensor | None = None) -> Future[str]:
+        """Copy checked tensors into the spare; they may be views of `received`, which is free after that. Its checksum, "" without it."""
+        checksum = None if received is None else self._checks.submit(tensor_checksum, received)
         return self._thread.submit(self._copy, tensors, received, checksum)
 
     def commit(self, names: set[str]) -> Weights | Mapping[str, Tensor]:
@@ -81,11 +79,13 @@ class Intake:
                 self._parking.park(self._live.named.values())
             torch.cuda.empty_cache()  # or it would be kept for this process
 
-    def _copy(self, tensors: Mapping[str, Tensor], received: Tensor | None, checksum: str | None) -> None:
-        if received is not None and checksum is not None and (found := tensor_checksum(received)) != checksum:
-            raise PublishError(f"the {received.numel()} bytes received have the checksum {found}: those sent had {checksum}")
+    def _copy(self, tensors: Mapping[str, Tensor], received: Tensor | None, checksum: Future[str] | None) -> str:
         if self._spare is None:
             self._spare = self._live.alike()
         self._spare.replace(tensors)
-        if received is not None and received.device.type == "cpu":
+        if received is None or checksum is None:
+            return ""
+        found = checksum.result()
+        if received.device.type == "cpu":
             self._free = [received, *self._free][:_BUFFERS]
+        return found

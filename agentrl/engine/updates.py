@@ -44,7 +44,7 @@ class _Session:
     """What has been received between `begin` and now."""
 
     names: set[str] = field(default_factory=set)
-    intakes: list[Future[None]] = field(default_factory=list)
+    intakes: list[Future[str]] = field(default_factory=list)  # each gives the checksum of a bucket's bytes
     version: str | None = None
     groups: set[str] = field(default_factory=set)
     broken: str = ""  # why nothing of it may be committed
@@ -59,7 +59,6 @@ class _Bucket:
     dtypes: list[torch.dtype]
     shapes: list[tuple[int, ...]]
     flattened: bool
-    checksum: str | None  # of its bytes, as the sender told it
 
     @property
     def bytes(self) -> int:
@@ -74,8 +73,8 @@ class WeightUpdates:
         self._scheduler = scheduler
         self._thread = thread
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._loading = 0  # updates from disk
         self._session: _Session | None = None
+        self._loading = 0  # updates from disk
         self._intake = Intake(scheduler.runner.weights)
 
     @property
@@ -84,6 +83,7 @@ class WeightUpdates:
         if self._session is None:
             return "closed"
         return "receiving" if self._session.turn.locked() else "open"
+
     def require_rest(self) -> None:
         """Raise EngineRefused while an update is under way."""
         if self._session is not None or self._loading:
@@ -96,7 +96,6 @@ class WeightUpdates:
     async def take_back(self) -> None:
         """Have the live weights again."""
         await asyncio.wrap_future(self._intake.take_back())
-
 
     async def join(self, body: Mapping[str, Any]) -> str:
         """Form a group with a learner that forms it at the same time."""
@@ -132,8 +131,8 @@ class WeightUpdates:
         return "Succeeded to destroy custom process group."
 
     async def begin(self) -> str:
-        self._require_awake()
         """Open a session."""
+        self._require_awake()
         if self._session is not None:
             raise EngineRefused("begin_weight_update(): a weight update is already open; end it first")
         self._session = _Session()
@@ -143,8 +142,8 @@ class WeightUpdates:
         """Receive one bucket into staging; generation goes on."""
         session = self._session
         if session is None:
-        self._require_awake()
             raise EngineRefused(NOT_IN_SESSION)
+        self._require_awake()
         bucket, name, version = self._checked(body), _text(body, "group_name"), _optional_text(body, "weight_version")
         async with session.turn:
             if name not in self._groups:
@@ -161,13 +160,13 @@ class WeightUpdates:
                 raise
             if session is self._session and not session.broken:
                 kept = self._scheduler.runner.weights.checked(received, complete=False)
-                session.intakes.append(self._intake.take_in(kept, received=buffer, checksum=bucket.checksum))
+                session.intakes.append(self._intake.take_in(kept, received=buffer))
                 session.names |= kept.keys()
             session.version = version if version is not None else session.version
         return "Succeeded to update parameter online." + (f" Weight version updated to {version}." if version is not None else "")
 
-    async def end(self) -> str:
-        """Commit what the session received."""
+    async def end(self, body: Mapping[str, Any]) -> str:
+        """Commit what the session received, if its buckets have the `checksums` that the sender may tell."""
         session, self._session = self._session, None
         if session is None:
             raise EngineRefused("end_weight_update(): no weight update is open")
@@ -175,21 +174,19 @@ class WeightUpdates:
             session.broken = session.broken or "it was ended while a bucket was still being received"
         if session.names and session.version is None:
             session.broken = session.broken or "none of its buckets named a weight_version, and other weights under the same version would be a lie"
-        for taken in session.intakes:
-            try:
-                await asyncio.wrap_future(taken)
-            except PublishError as error:
-                session.broken = session.broken or str(error)
+        found = [await asyncio.wrap_future(taken) for taken in session.intakes]
+        if body.get("checksums") not in (None, found):
+            session.broken = session.broken or f"its buckets have the checksums {found}: those sent had {body['checksums']}"
         if session.broken:
             raise EngineRefused(f"the weight update was dropped whole, the weights are unchanged: {session.broken}")
         if session.names:
             await self._commit(session.names, session.version)
         return "Success"
 
-        self._require_awake()
     async def from_disk(self, body: Mapping[str, Any]) -> str:
         """Replace all weights by those of a model directory."""
         path, version = Path(_text(body, "model_path")), _optional_text(body, "weight_version")
+        self._require_awake()
         self._check_flush(body)
         self._loading += 1
         try:
@@ -209,28 +206,28 @@ class WeightUpdates:
             await asyncio.wrap_future(self._thread.call(self._scheduler.abort_all))
         await asyncio.wrap_future(self._thread.call(lambda: self._scheduler.rename(version)))
         return version
-        self._require_awake()
 
     async def checksums(self) -> dict[str, str]:
         """Of the live weights, by name."""
+        self._require_awake()
         return await asyncio.wrap_future(self._intake.checksums())
 
     async def _commit(self, names: set[str], version: str | None) -> None:
-            self._require_awake()
         """Bring what was taken in to life between two steps. That time counts as a pause, where it is not within one."""
 
         def commit() -> None:
+            self._require_awake()
             started, counters = time.perf_counter(), self._scheduler.counters
             self._scheduler.commit(self._intake.commit(names), version)
             if self._scheduler.paused is None:
                 counters.pause_s += time.perf_counter() - started
 
+        await asyncio.wrap_future(self._thread.call(commit))
+        self._intake.committed()
+
     def _require_awake(self) -> None:
         if "weights" in self._scheduler.asleep:
             raise EngineRefused("the engine is asleep, its weights are not there: resume_memory_occupation first")
-
-        await asyncio.wrap_future(self._thread.call(commit))
-        self._intake.committed()
 
     def _receive(self, bucket: _Bucket, group: dist.ProcessGroup) -> tuple[dict[str, Tensor], Tensor | None]:
         """The tensors of a bucket, and the one buffer they are views of."""
@@ -271,7 +268,6 @@ class WeightUpdates:
             dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
             shapes=[_shape(shape) for shape in shapes],
             flattened=body.get("load_format") == "flattened_bucket",
-            checksum=_optional_text(body, "checksum"),
         )
         for name, shape in zip(bucket.names, bucket.shapes, strict=True):
             self._scheduler.runner.weights.check(name, shape)

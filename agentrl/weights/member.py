@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -53,13 +53,13 @@ class Member:
         if self.info.abilities.update_session:
             await self.engine.begin_update(deadline_s=self._recipe.deadline_s)
 
-    async def close(self) -> None:
-        """Everything after the last bucket: from here on the engine computes with the new weights."""
+    async def close(self, checksums: Sequence[str]) -> None:
+        """Everything after the last bucket: from here on the engine computes with the new weights. It is told what the buckets' checksums were."""
         # A commit is a pause of its own and drops what was computed under older weights, as `retract` does.
         if self.staged and self._recipe.pause != "retract":
             await self._pause()
         if self.info.abilities.update_session:
-            await self.engine.end_update(deadline_s=self._recipe.deadline_s)
+            await self.engine.end_update(checksums=checksums if self.staged else None, deadline_s=self._recipe.deadline_s)
         await self.resume()
 
     async def load(self, path: str, version: int) -> None:

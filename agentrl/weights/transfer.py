@@ -1,7 +1,7 @@
 """One snapshot over one group, once.
 
     open ─> bucket 0 ─> bucket 1 ─> ... ─> close             per member: [pause] begin ... end [continue]
-              └ while it travels the next one is gathered, and its checksum made
+              └ while it travels its checksum is made, and the next one gathered
 
 A bucket is one message of metadata to every member and one broadcast. It has one deadline.
 """
@@ -93,11 +93,12 @@ class Transfer:
             number += 1
             ready = await self._beside(partial(self._bucket, ready, last=last), number)
         self.broadcast_s = time.perf_counter() - started
-        await _all(self.group.members, lambda member: member.close(), done=self._done)
+        checksums = [self._snapshot.bucket_checksum(done) for done in range(number)]
+        await _all(self.group.members, lambda member: member.close(checksums), done=self._done)
 
-    async def _beside(self, act: Callable[[], Awaitable[None]], number: int) -> _Ready | None:
-        """`act`, while the bucket `number` is gathered and its checksum made. That bucket, None behind the last."""
-        ready: _Ready | None = None
+    async def _beside(self, act: Callable[[], Awaitable[None]], number: int) -> Bucket | None:
+        """`act`, while the checksum of the bucket before `number` is made and that one gathered. It, None behind the last."""
+        ready: Bucket | None = None
         error: PublishError | None = None
 
         async def prepare() -> None:
@@ -118,16 +119,13 @@ class Transfer:
             raise error
         return ready
 
-    async def _bucket(self, ready: _Ready, *, last: bool) -> None:
-        bucket, checksum = ready
-
+    async def _bucket(self, bucket: Bucket, *, last: bool) -> None:
         async def call(member: Member) -> None:
             await member.engine.update_from_distributed(
                 bucket.header,
                 group=self.group.name,
                 version=self._snapshot.version if last else None,
                 flush_cache=last and self._recipe.pause != "in_place",
-                checksum=checksum if member.staged else None,
                 deadline_s=self.group.deadline_s + _ANSWER_S,
             )
 
@@ -142,12 +140,10 @@ class Transfer:
                 nursery.start_soon(self.group.dissolve)
 
 
-_Ready = tuple[Bucket, str]  # with its checksum
-
-
-def _prepared(snapshot: Snapshot, number: int) -> _Ready | None:
-    bucket = snapshot.bucket(number)
-    return None if bucket is None else (bucket, snapshot.bucket_checksum(number))
+def _prepared(snapshot: Snapshot, number: int) -> Bucket | None:
+    if number:
+        snapshot.bucket_checksum(number - 1)
+    return snapshot.bucket(number)
 
 
 class _Refused(JointFailure):
