@@ -21,6 +21,7 @@ FIXED = {
     "learner.device": "cpu",
     "learner.compile": False,  # its kernels are made anew on every machine
     "model.dtype": "float32",
+    "resources.colocate": False,  # when engines fall asleep depends on the clock
 }
 MIN_SLOTS = 4  # linear layers give other bits at one to three rows
 

@@ -12,7 +12,7 @@ Plain = Mapping[str, Any]  # a recipe as a map of sections
 
 def refused_placement(recipe: Plain) -> str | None:
     """What does not fit and what to do about it; None where everything does."""
-    return next((refused for check in (_embedded, _attached, _gpus, _bind, _retriever) if (refused := check(recipe))), None)
+    return next((refused for check in (_embedded, _attached, _gpus, _colocate, _bind, _retriever) if (refused := check(recipe))), None)
 
 
 def _embedded(recipe: Plain) -> str | None:
@@ -37,6 +37,28 @@ def _gpus(recipe: Plain) -> str | None:
     if engine["device"] == "cuda" and engine["tensor_parallel"] > 1 and gpus not in (0, engine["tensor_parallel"]):
         return f"engine.tensor_parallel is {engine['tensor_parallel']}, and resources.engine_gpus {gpus:g}: it needs as many as that"
     return None
+
+
+def _colocate(recipe: Plain) -> str | None:
+    engine, learner, resources = recipe["engine"], recipe["learner"], recipe["resources"]
+    if not resources["colocate"]:
+        return None
+    shares = {resources["engine_gpus"], resources["learner_gpus"]}
+    on_gpu = engine["device"] == "cuda"
+    needs = None
+    if engine["replicas"] != learner["ranks"]:
+        needs = f"as many engines as ranks, and engine.replicas is {engine['replicas']}, learner.ranks {learner['ranks']}"
+    elif engine["urls"]:
+        needs = "engines that the run starts itself: leave engine.urls out"
+    elif engine["tensor_parallel"] > 1:
+        needs = f"an engine on one GPU, and engine.tensor_parallel is {engine['tensor_parallel']}"
+    elif engine["device"] != learner["device"]:
+        needs = f"both on one device, and engine.device is {engine['device']}, learner.device {learner['device']}"
+    elif not shares <= {0, 0.5 if on_gpu else 0}:
+        needs = f"resources.engine_gpus and learner_gpus {'0.5, or 0, which means the same' if on_gpu else '0: nothing is on a GPU'}"
+    elif recipe["weights"]["backend"] == "nccl":
+        needs = "another backend than nccl, which refuses two processes of one group on one GPU: leave weights.backend out"
+    return f"resources.colocate needs {needs}" if needs else None
 
 
 def _bind(recipe: Plain) -> str | None:

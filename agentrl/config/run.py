@@ -102,6 +102,10 @@ class ResourcesRecipe(Section):
     """Of the retriever."""
     retriever_cpus: Annotated[float, Field(ge=0)] = 0
     """Of the retriever."""
+    colocate: bool = False
+    """Engine i and learner rank i share GPU i: engines sleep, their memory given away, while the learner trains. Needs as many engines as ranks;
+    their requests wait meanwhile, so rollout.request_deadline_s must be longer than a step. engine_gpus and learner_gpus are then a half each
+    (0 means that, too)."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack`: on as few nodes as possible. `spread`: on as many."""
     environment: dict[Role, dict[EnvironmentName, str]] = {}

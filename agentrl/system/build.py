@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError, RecipeCodeError
 from agentrl.metrics.catalogue import unknown
 from agentrl.resolve import called, origin, resolve
 from agentrl.system.attached import AttachedEngines
+from agentrl.system.booking import booked, pair
 from agentrl.system.engines import engine_clients
 from agentrl.system.process import ProcessSpec, Role
 from agentrl.system.sglang import require_sglang
@@ -111,15 +112,8 @@ class _Specs:
     supervisor: Supervisor
 
     def of(self, role: Role, index: int = 0, **payload: Any) -> ProcessSpec:
-        resources = self.recipe.resources
-        booked = {
-            Role.ENGINE: (resources.engine_cpus, resources.engine_gpus),
-            Role.LEARNER: (resources.learner_cpus, resources.learner_gpus),
-            Role.WORKER: (resources.worker_cpus, 0.0),
-            Role.RETRIEVER: (resources.retriever_cpus, resources.retriever_gpus),
-        }
-        cpus, gpus = booked.get(role, (0.0, 0.0))
-        variables = {str(name): of_role for name, of_role in resources.environment.items()}
+        cpus, gpus = booked(self.recipe, role)
+        variables = {str(name): of_role for name, of_role in self.recipe.resources.environment.items()}
         return ProcessSpec(
             role=role,
             index=index,
@@ -130,6 +124,7 @@ class _Specs:
             ready_deadline_s=READY_DEADLINE_S + (self.recipe.engine.start_deadline_s if role is Role.ENGINE else 0.0),
             cpus=cpus,
             gpus=gpus,
+            pair=pair(self.recipe, role, index),
             environment=variables.get(role.value, {}),
         )
 

@@ -64,7 +64,8 @@ class LocalLauncher:
         if not spec.gpus:
             return {}
         self._gpus = self._gpus or GPUs(visible_gpus())
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus.take(spec.name, spec.gpus))}
+        taken = self._gpus.take(spec.pair, 1.0) if spec.pair else self._gpus.take(spec.name, spec.gpus)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
 
     async def rendezvous(self, name: str) -> str:
         """Where the group of processes meets whose first is `name`: `host:port`, at that process's machine."""

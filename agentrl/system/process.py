@@ -46,6 +46,7 @@ class ProcessSpec:
     payload: dict[str, Any] = field(default_factory=dict)  # what this role needs besides: URLs, ports, directories
     cpus: float = 0.0
     gpus: float = 0.0
+    pair: str = ""  # those of one pair share a GPU
     ready_deadline_s: float = 600.0  # from its start: a large model may take minutes to load
     environment: dict[str, str] = field(default_factory=dict)  # variables of the recipe for this role
 

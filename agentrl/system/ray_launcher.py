@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError, Failure, ProcessDied
 from agentrl.system.address import LOOPBACK, free_port
+from agentrl.system.booking import bundles
 from agentrl.system.process import Exit, ProcessSpec, Role, StopSignal
 
 __all__ = ["RayLauncher", "RayProcess", "RoleActor"]
@@ -100,15 +101,14 @@ class RayLauncher:
 
     def _place(self) -> None:
         """Book what the recipe asks for, all or nothing, so that half a run never holds a cluster."""
-        bundles: list[dict[str, float]] = []
-        for name, resources in _bundles(self._recipe):
-            self._bundles[name] = len(bundles)
-            bundles.append(resources)
-        if not bundles:
+        wanted = bundles(self._recipe)
+        self._bundles = {process: number for number, bundle in enumerate(wanted) for process in bundle.processes}
+        if not wanted:
             return
-        self._group = placement_group(bundles, strategy=self._recipe.resources.placement.upper())
+        booked = [bundle.resources for bundle in wanted]
+        self._group = placement_group(booked, strategy=self._recipe.resources.placement.upper())
         if not self._group.wait(_PLACEMENT_DEADLINE_S):
-            raise ProcessDied(f"Ray could not place {bundles} within {_PLACEMENT_DEADLINE_S:.0f} s; the cluster has {ray.cluster_resources()}")
+            raise ProcessDied(f"Ray could not place {booked} within {_PLACEMENT_DEADLINE_S:.0f} s; the cluster has {ray.cluster_resources()}")
 
     def _close(self) -> None:
         if self._group is not None:
@@ -117,18 +117,8 @@ class RayLauncher:
             ray.shutdown()
 
 
-def _bundles(recipe: Recipe) -> list[tuple[str, dict[str, float]]]:
-    """One bundle per process that books anything."""
-    resources = recipe.resources
-    wanted = [(f"engine-{i}", resources.engine_cpus, resources.engine_gpus) for i in range(recipe.engine.replicas)]
-    wanted += [(f"learner-{i}", resources.learner_cpus, resources.learner_gpus) for i in range(recipe.learner.ranks)]
-    wanted += [(f"worker-{i}", resources.worker_cpus, 0.0) for i in range(recipe.rollout.workers)]
-    wanted += [("retriever-0", resources.retriever_cpus, resources.retriever_gpus)]
-    return [(name, {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}) for name, cpus, gpus in wanted if cpus or gpus]
-
-
 def _booked_cpus(recipe: Recipe) -> int:
-    return int(sum(bundle.get("CPU", 0.0) for _, bundle in _bundles(recipe))) + 1
+    return int(sum(bundle.cpus for bundle in bundles(recipe))) + 1
 
 
 def _quiet() -> None:

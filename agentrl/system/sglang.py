@@ -99,6 +99,8 @@ def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> 
     if engine.device == "cpu":
         cache = engine.slots * engine.context_tokens
         flags |= {"device": "cpu", "attention_backend": "torch_native", "mem_fraction_static": _CPU_MEMORY_SHARE, "max_total_tokens": cache}
+    elif recipe.resources.colocate:  # the weights that wake up are those that fell asleep: kept in host memory meanwhile
+        flags |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     keys = EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
     flags |= dict(engine.options) | {"api_key": keys.api, "admin_api_key": keys.admin}
     command = [engine.python, "-m", "sglang.launch_server"]

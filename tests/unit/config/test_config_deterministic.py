@@ -37,6 +37,7 @@ def test_one_engine_one_worker_and_one_thread_without_staleness_are_accepted():
         ({"buffer": {"filter": "mixed", "over_sample": 0.5}}, "buffer.over_sample 0.0 (is 0.5)"),
         ({"buffer": {"replay": {"reuse": 2, "fresh": 0.5}}}, "buffer.replay.fresh 1"),
         ({"tasks": {"train": [{"path": "t.jsonl"}], "curriculum": {"factory": "my:Class"}}}, "no tasks.curriculum"),
+        ({"resources": {"colocate": True}}, "resources.colocate False (is True)"),
         ({"run": {"hours": 1.0, "deterministic": True}}, "no run.hours"),
         ({"eval": {"sets": {"held": {"tasks": [{"path": "h.jsonl"}]}}}}, "no eval.sets"),
     ],
