@@ -103,6 +103,8 @@ _PACE = (
     metric("seconds/prepare", "... of it: packing, advantages, proximal log-probs", "s", "", "~timing_s/old_log_prob timing_s/adv"),
     metric("seconds/update", "... of it: forward, backward and optimizer of one update", "s", UPDATES, "timing_s/update_actor"),
     metric("seconds/wait_batch", "waiting for the batch before the step", "s", "", "~timing_s/gen"),
+    metric("seconds/asleep", "engines that share the learner's GPUs slept for it (resources.colocate)", "s"),
+    metric("seconds/fall_asleep", "waiting before it: until the last version was out and they slept", "s"),
     metric("seconds/publish", "bringing a version to the engines, beside training", "s", "", "timing_s/update_weights"),
     metric("seconds/checkpoint", "writing a checkpoint", "s", "", "timing_s/save_checkpoint"),
     metric("buffer/running", "groups with episodes still running", "groups"),

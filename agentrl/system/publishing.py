@@ -6,20 +6,25 @@
 
 A member holds weights that we brought it and takes part in the next publishing. It is current while they are those of the newest version that
 is published. An engine is never cold-synced while it takes part in a publishing.
+
+Where engines share the learner's GPUs they sleep while it trains (`lie_down`, `rise`). Falling asleep waits until nothing is published, checked or
+cold-synced and holds nothing back meanwhile; whatever comes after that waits until they are awake.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import trio
 
 from agentrl.buffer_api import BufferClient, EngineEntry
 from agentrl.engine_api import EngineClient
-from agentrl.errors import AgentRLError, EngineRefused, PublishError
+from agentrl.errors import AgentRLError, EngineError, EngineRefused, PublishError
 from agentrl.system.snapshots import SnapshotDirectories
 from agentrl.weights import Published, Publisher, Snapshot
 
@@ -46,6 +51,7 @@ class Publishing:
         directories: where snapshots are for cold syncs.
         connect: makes the client of an engine, from its URL and index.
         listen: told of every version that is out, with the engines that have it, before the next one is sent.
+        sharing: what engines on the learner's GPUs do while it trains: give their memory away, or only pause. None: they have GPUs of their own.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Publishing:
         *,
         connect: Callable[[str, int], EngineClient],
         listen: Listener,
+        sharing: Literal["release", "pause"] | None = None,
     ) -> None:
         self._buffer, self._publisher, self._connect, self._listen = buffer, publisher, connect, listen
         self._directories = directories
@@ -63,6 +70,10 @@ class Publishing:
         self._newest: Snapshot | None = None  # the version that engines are brought to
         self._changed = trio.Event()  # replaced at every change
         self._metrics: dict[str, float] = {}
+        self._sharing = sharing
+        self._night = False  # engines are asleep, or falling asleep
+        self._works = 0  # that engines must be awake for and that go on now
+        self._expected = -1  # the last version that was handed to the publish loop
 
     async def first(self, snapshot: Snapshot) -> None:
         """Bring initial or restored weights to every engine by disk. Returns when all that live have them, or failed, and at least one has.
@@ -113,11 +124,31 @@ class Publishing:
         """
         async with snapshots:
             async for snapshot in snapshots:
-                published = await self._publish(snapshot)
-                await self._buffer.version_published(
-                    version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
-                )
-                await self._listen(snapshot, [engine.client for engine in self._current])
+                await self._until(lambda: not self._night)
+                with self._working():
+                    published = await self._publish(snapshot)
+                    await self._buffer.version_published(
+                        version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
+                    )
+                    await self._listen(snapshot, [engine.client for engine in self._current])
+
+    def expect(self, version: int) -> None:
+        """This version has been handed to the publish loop: engines do not fall asleep before it is out."""
+        self._expected = version
+
+    async def lie_down(self) -> None:
+        """Put every engine that lives to sleep, when what was handed over is out and no other work goes on. One that does not obey is fenced."""
+        await self._until(lambda: not self._works and self._newest is not None and self._newest.version >= self._expected)
+        self._night = True
+        await _each(list(self._engines.values()), self._put_to_sleep)
+
+    async def rise(self) -> None:
+        """Wake those that sleep; in a shielded scope, for they must not sleep on. One that does not wake up is fenced."""
+        if self._night:
+            with trio.CancelScope(shield=True):
+                await _each([engine for engine in self._engines.values() if engine.asleep], self._rouse)
+            self._night = False
+            self._wake()
 
     def take_metrics(self) -> dict[str, float]:
         """The numbers of the last publishing, once."""
@@ -186,26 +217,29 @@ class Publishing:
         """
         with engine.scope:
             while True:
-                await self._until(lambda: self._behind(engine) and not engine.sending)
+                await self._until(lambda: self._behind(engine) and not engine.sending and not self._night)
                 if engine.member:  # overtaken: the next publishing brings it along, if it comes soon
                     with trio.move_on_after(engine.patience_s):
                         await self._until(lambda: not engine.member or not self._behind(engine))
-                    await self._until(lambda: not engine.sending)
+                    await self._until(lambda: not engine.sending and not self._night)
                 if self._behind(engine):
                     engine.member = False
-                    await self._cold_sync(engine)
+                    with self._working():
+                        synced = await self._cold_sync(engine)
+                    if not synced:
+                        await trio.sleep(BACKOFF_S[min(engine.failures, len(BACKOFF_S)) - 1])
 
-    async def _cold_sync(self, engine: _Engine) -> None:
+    async def _cold_sync(self, engine: _Engine) -> bool:
         snapshot, began = self._newest, trio.current_time()
         assert snapshot is not None, "an engine is behind something"
         engine.reading = snapshot.version
         try:
+            await self._require_awake(engine)
             await self._publisher.cold_sync(engine.client, snapshot.version, await self._directories.path(snapshot))
         except (AgentRLError, OSError) as error:
             engine.refused = isinstance(error, EngineRefused)
             await self._fence(engine, str(error))
-            await trio.sleep(BACKOFF_S[min(engine.failures, len(BACKOFF_S)) - 1])
-            return
+            return False
         finally:
             engine.reading = None
         engine.member, engine.patience_s = True, PATIENCE * (trio.current_time() - began)
@@ -214,6 +248,36 @@ class Publishing:
             await self._tell_current(engine)
         self._wake()
         await self._tidy()
+        return True
+
+    async def _require_awake(self, engine: _Engine) -> None:
+        """Wake an engine that an earlier learner, or a call that was not answered, may have left asleep."""
+        if self._sharing == "release" and engine.asleep is None and not await engine.client.ready():
+            await engine.client.resume_memory()
+        engine.asleep = False
+
+    async def _put_to_sleep(self, engine: _Engine) -> None:
+        engine.asleep = None
+        with trio.CancelScope() as engine.calls:
+            try:
+                await engine.client.pause("retract")
+                if self._sharing == "release":
+                    await engine.client.release_memory()
+                engine.asleep = True
+            except EngineError as error:
+                await self._fence(engine, f"it did not fall asleep: {error}")
+
+    async def _rouse(self, engine: _Engine) -> None:
+        engine.asleep = None
+        with trio.CancelScope() as engine.calls:
+            try:
+                if self._sharing == "release":
+                    await engine.client.resume_memory()
+                if engine.member:  # another may hold half a version: it generates when it has been cold-synced
+                    await engine.client.continue_()
+                engine.asleep = False
+            except EngineError as error:
+                await self._fence(engine, f"it did not wake up: {error}")
 
     async def _follow(self, roster: Sequence[EngineEntry], keepers: trio.Nursery) -> None:
         live = {(entry.index, entry.incarnation): entry for entry in roster}
@@ -230,6 +294,7 @@ class Publishing:
     async def _close(self, engines: Sequence[_Engine]) -> None:
         for engine in engines:
             engine.scope.cancel()
+            engine.calls.cancel()
             await engine.client.aclose()
 
     async def _tell_current(self, engine: _Engine) -> None:
@@ -269,6 +334,16 @@ class Publishing:
         answered = bool(engines) and all(engine.member or engine.trouble for engine in engines)
         return answered and (bool(self._current) or all(engine.refused for engine in engines))
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Engines do not fall asleep before the end of this. Entered while they are awake."""
+        self._works += 1
+        try:
+            yield
+        finally:
+            self._works -= 1
+            self._wake()
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
@@ -280,6 +355,12 @@ class Publishing:
                 await self._changed.wait()
             if silence.cancelled_caught:
                 log.warning("the learner waits %s: %d live, %d have weights", why, len(self._engines), len(self._members))
+
+
+async def _each(engines: Sequence[_Engine], act: Callable[[_Engine], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for engine in engines:
+            nursery.start_soon(act, engine)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -296,4 +377,6 @@ class _Engine:
     failures: int = 0  # in a row: since a publishing reached it
     trouble: str = ""  # the last failure
     refused: bool = False  # ... was a refusal
+    asleep: bool | None = None  # None: not known
+    calls: trio.CancelScope = field(default_factory=trio.CancelScope)  # of those by which it falls asleep or wakes up
     patience_s: float = 0.0  # how long it waits for a publishing that brings it along

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from agentrl.metrics.health import Alarm
 from agentrl.record import Recorder, record
 from agentrl.system.address import bind_address
 from agentrl.system.canary import Canary
+from agentrl.system.colocation import Turns, engines_sleep
 from agentrl.system.engine_profiles import start_engine_profiles
 from agentrl.system.engines import engine_clients
 from agentrl.system.guard import Guard
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 
 BATCH_POLL_S = 20.0  # one long poll; the next follows at once
 HEARTBEAT_S = 2.0
+_ROUND = 0.25  # of the time that ranks have to come to a collective: while rank 0 waits for engines it meets the others so often
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
@@ -110,7 +113,9 @@ class LearnerProgram:
 
     def _make_publishing(self) -> Publishing:
         recipe, directory = self.recipe, self.run_dir / "weights"
-        backend = "nccl" if recipe.learner.device == "cuda" and recipe.engine.device == "cuda" else "gloo"
+        # NCCL refuses a group with two processes on one GPU
+        nccl = recipe.learner.device == "cuda" and recipe.engine.device == "cuda" and not recipe.resources.colocate
+        backend = "nccl" if nccl else "gloo"
         publisher = Publisher(recipe.weights, model_dir=self.model_dir, directory=directory, device_backend=backend, address=bind_address(recipe))
         return Publishing(
             self.buffer,
@@ -118,6 +123,7 @@ class LearnerProgram:
             SnapshotDirectories(directory, self.model_dir, keep=recipe.weights.keep_snapshots),
             connect=engine_clients(recipe),
             listen=self._hear_canary,
+            sharing=engines_sleep(recipe),
         )
 
     async def _work(self) -> None:
@@ -166,9 +172,11 @@ class LearnerProgram:
             groups = [[decode_trajectory(raw) for raw in group] for group in grant.groups]
             if self.lead:
                 await start_engine_profiles(self.recipe, self.buffer, self.run_dir, grant.step)
-            self._checkpoint_s, started = 0.0, time.time()
-            report = await trio.to_thread.run_sync(self._train, groups, grant)
-            ended = time.time()
+            self._checkpoint_s = 0.0
+            async with self._turn():
+                started = time.time()
+                report = await trio.to_thread.run_sync(self._train, groups, grant)
+                ended = time.time()
         if report.skipped_in_row > self.recipe.learner.max_skipped_batches:
             raise AgentRLError(f"{report.skipped_in_row} batches in a row gave no finite update: the last ones are in {self.run_dir / 'skipped'}")
         self.step = grant.step + 1
@@ -185,6 +193,13 @@ class LearnerProgram:
             metrics=metrics | {f"alarm/{alarm.name}": 1.0 for alarm in alarms},
         )
         return reply.version, alarms
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        """The GPUs are the learner's inside."""
+        if not self.recipe.resources.colocate:
+            return nullcontext()
+        turns = Turns(lambda value: self._agree((value,))[0], round_s=self.recipe.learner.collective_deadline_s * _ROUND)
+        return turns.training(self.publishing if self.lead else None)
 
     def _train(self, groups: list[list[Trajectory]], grant: BatchGrant) -> StepReport:
         return self.learner.train(TrainingBatch.of(groups, token_ages(grant)), step=grant.step, progress=grant.progress)
@@ -219,6 +234,7 @@ class LearnerProgram:
     async def _hand_over(self, snapshot: Snapshot, send: trio.MemorySendChannel[Snapshot], unsent: trio.MemoryReceiveChannel[Snapshot]) -> None:
         if not self.lead:
             return
+        self.publishing.expect(snapshot.version)
         try:
             send.send_nowait(snapshot)
         except trio.WouldBlock:
