@@ -22,6 +22,7 @@ from agentrl.engine.weights import Weights
 
 __all__ = ["Intake"]
 
+_STEP = 2**24  # bytes: buckets of about one size fit into one buffer, and a small one wastes no more than this
 _BUFFERS = 2  # one is received into while the other is taken in
 
 
@@ -41,7 +42,7 @@ class Intake:
         for index, kept in enumerate(self._free):
             if kept.numel() >= nbytes:
                 return self._free.pop(index)[:nbytes]
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return torch.empty(-(-nbytes // _STEP) * _STEP, dtype=torch.uint8, device=device)[:nbytes]
 
     def take_in(self, tensors: Mapping[str, Tensor], *, received: Tensor | None = None) -> Future[str]:
         """Copy checked tensors into the spare; they may be views of `received`, which is free after that. Its checksum, "" without it."""
@@ -87,5 +88,6 @@ class Intake:
             return ""
         found = checksum.result()
         if received.device.type == "cpu":
-            self._free = [received, *self._free][:_BUFFERS]
+            whole = received if received._base is None else received._base  # buckets differ in size: what was lent is a part
+            self._free = [whole, *self._free][:_BUFFERS]
         return found
