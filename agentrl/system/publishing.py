@@ -251,7 +251,7 @@ class Publishing:
         return True
 
     async def _require_awake(self, engine: _Engine) -> None:
-        """Wake an engine that an earlier learner, or a call that was not answered, may have left asleep."""
+        """Wake an engine that a call without an answer may have left asleep."""
         if self._sharing == "release" and engine.asleep is None and not await engine.client.ready():
             await engine.client.resume_memory()
         engine.asleep = False
@@ -377,6 +377,6 @@ class _Engine:
     failures: int = 0  # in a row: since a publishing reached it
     trouble: str = ""  # the last failure
     refused: bool = False  # ... was a refusal
-    asleep: bool | None = None  # None: not known
+    asleep: bool | None = False  # None: not known
     calls: trio.CancelScope = field(default_factory=trio.CancelScope)  # of those by which it falls asleep or wakes up
     patience_s: float = 0.0  # how long it waits for a publishing that brings it along

@@ -1,13 +1,18 @@
 """Engines that share the learner's GPUs: asleep while it trains, awake for everything else, whatever happens in between."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import trio
 from publishing_scene import play, snapshot
 
+from agentrl.config.load import load_recipe
 from agentrl.errors import EngineRefused, EngineUnavailable
-from agentrl.system.colocation import Turns
+from agentrl.system.colocation import Turns, engines_sleep
+from agentrl.system.sglang import launch_command
+
+QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 
 
 class FakeEngines:
@@ -148,16 +153,6 @@ def test_an_engine_that_dies_asleep_is_not_called_again_and_its_successor_waits_
     share(act)
 
 
-def test_an_engine_that_an_earlier_learner_left_asleep_is_woken_before_it_is_loaded():
-    async def act(scene, engines):
-        engines.unready.add(0)
-        scene.roster.live(0, 1)
-        await scene.first()
-        assert (engines.of(0), engines.of(1)) == (["resume"], [])
-
-    share(act)
-
-
 def test_an_engine_that_refuses_for_good_is_given_up_as_any_other():
     async def act(scene, engines):
         scene.roster.live(0)
@@ -169,6 +164,15 @@ def test_an_engine_that_refuses_for_good_is_given_up_as_any_other():
         assert [said[0] for said in scene.roster.said if said[1] == 0][-3:] == ["fenced", "fenced", "given up"]
 
     share(act)
+
+
+@pytest.mark.parametrize(("device", "flags"), [("cuda", 2), ("cpu", 0)])
+def test_an_sglang_server_on_a_shared_gpu_is_started_able_to_give_its_memory_away_and_to_keep_its_weights(device, flags):
+    given = ["engine.kind=sglang", "engine.python=py", "resources.colocate=true", f"engine.device={device}", f"learner.device={device}"]
+    recipe = load_recipe([QUICKSTART], given)
+    command = launch_command(recipe, Path("/model"), host="127.0.0.1", port=1)
+    assert len({"--enable-memory-saver", "--enable-weights-cpu-backup"} & set(command)) == flags
+    assert engines_sleep(recipe) == ("release" if flags else "pause")
 
 
 class Meeting:
