@@ -34,7 +34,6 @@ __all__ = [
 # Versions of SGLang that brought an ability.
 _WEIGHT_SPANS = (0, 5, 20)
 _UPDATE_SESSION = (0, 5, 21)
-_STRICT_KEYS = (0, 5, 22)
 _JSON = {"content-type": "application/json"}
 _UNPRIVILEGED = frozenset({"/generate", "/model_info", "/server_info", "/v1/loads?include=core", "/health", "/ready"})  # take the API key
 
@@ -207,7 +206,6 @@ class Abilities:
 
     weight_spans: bool  # each reply says which version wrote which token (0.5.20)
     update_session: bool  # weights by process group come between begin_weight_update and end_weight_update, and only there (0.5.21)
-    strict_keys: bool  # unknown sampling parameters are refused (0.5.22)
     staged_update: bool  # weights are taken in while it generates (the embedded engine)
 
     @classmethod
@@ -224,7 +222,6 @@ class Abilities:
         return cls(
             weight_spans=number >= _WEIGHT_SPANS,
             update_session=number >= _UPDATE_SESSION,
-            strict_keys=number >= _STRICT_KEYS,
             staged_update=staged_update,
         )
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.section import Positive, Seconds, Section
 
 __all__ = ["EngineRecipe"]
 
 Flag = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+# Where the server is, what it serves, who may ask it.
+SET_BY_RUN = frozenset({"host", "port", "model_path", "weight_version", "api_key", "admin_api_key", "config"})
 FlagValue = bool | int | float | str | None
 
 
@@ -40,8 +42,14 @@ class EngineRecipe(Section):
     environment: dict[str, str] = {}
     """Further environment variables of an SGLang server."""
     api_key_variable: str | None = None
-    """Name of the environment variable with the servers' API key. The key itself stands in no file of the run."""
+    """Name of the environment variable with the servers' API key. The key itself stands in no file of the run and on no command line."""
     admin_key_variable: str | None = None
     """The same for the admin key, which SGLang wants for its control calls where it has one."""
     start_deadline_s: Seconds = 600.0
     """How long a server may take to start: loading a large model takes minutes."""
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> EngineRecipe:
+        if taken := sorted(SET_BY_RUN & self.options.keys()):
+            raise ValueError(f"engine.options.{taken[0]} is set by the run itself: leave it out")
+        return self

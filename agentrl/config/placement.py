@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 __all__ = ["refused_placement"]
+
+_OWN_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 Plain = Mapping[str, Any]  # a recipe as a map of sections
 
 
 def refused_placement(recipe: Plain) -> str | None:
     """What does not fit and what to do about it; None where everything does."""
-    return next((refused for check in (_embedded, _attached, _gpus, _colocate, _bind, _retriever) if (refused := check(recipe))), None)
+    return next((refused for check in (_embedded, _gpus, _colocate, _attached, _bind, _retriever) if (refused := check(recipe))), None)
 
 
 def _embedded(recipe: Plain) -> str | None:
@@ -25,10 +28,16 @@ def _attached(recipe: Plain) -> str | None:
     engine, resources = recipe["engine"], recipe["resources"]
     if not engine["urls"]:
         return None
-    if engine["replicas"] > 1 or engine["tensor_parallel"] > 1:
-        return "engine.replicas and tensor_parallel do nothing beside engine.urls: those servers run already. Leave them out"
+    if engine["tensor_parallel"] > 1:
+        return "engine.tensor_parallel does nothing beside engine.urls: those servers run already. Leave it out"
     if resources["engine_gpus"] or resources["engine_cpus"]:
         return "resources.engine_gpus and engine_cpus do nothing beside engine.urls: those servers run already. Leave them out"
+    away = next((url for url in engine["urls"] if urlsplit(url).hostname not in _OWN_HOSTS), None)
+    if away is not None and recipe["run"]["bind"] == "loopback" and recipe["weights"]["transport"] == "group":
+        return (
+            f"engine.urls: {away} is another machine, and with run.bind loopback it cannot join the learner's process group: set run.bind=node (with"
+            " run.launcher ray), or weights.transport=disk"
+        )
     return None
 
 

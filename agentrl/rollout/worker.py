@@ -78,8 +78,6 @@ class RolloutWorker:
         prefixes_apart: bool = False,
     ) -> None:
         if not isinstance(engines, Fleet):
-            for engine in engines:  # an id beyond the vocabulary ends a whole SGLang server
-                engine.vocab_size = engine.vocab_size or encoder.vocab_size
             engines = Fleet(engines, first=index)
         self._client = client
         self._fleet = engines

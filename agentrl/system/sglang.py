@@ -6,9 +6,11 @@ one engine; with `engine.tensor_parallel` it is several processes. Flags and var
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,18 @@ from agentrl.config.recipe import Recipe
 from agentrl.engine_api import Abilities, EngineKeys
 from agentrl.errors import ConfigError, EngineUnavailable
 from agentrl.system.address import LOOPBACK, free_port
-from agentrl.system.guardian import guarded
+from agentrl.system.guardian import guarded, let_go
 
-__all__ = ["CONTEXT_MARGIN", "SGLangServer", "installed_version", "launch_command", "launch_environment", "require_abilities", "require_sglang"]
+__all__ = [
+    "CONTEXT_MARGIN",
+    "SGLangServer",
+    "installed_version",
+    "launch_command",
+    "launch_environment",
+    "require_abilities",
+    "require_sglang",
+    "write_keys",
+]
 
 # SGLang 0.5.23 takes prompts 6 tokens shorter than its context at most, and silently cuts completions that would end within 2 of it.
 CONTEXT_MARGIN = 8
@@ -80,8 +91,12 @@ def installed_version(python: str) -> str:
     return found.stdout.strip()
 
 
-def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> list[str]:
-    """The command line of a server that serves `model_dir`. Keys come last: they are what a log must not show."""
+def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int, keys_file: Path | None = None) -> list[str]:
+    """The command line of a server that serves `model_dir`.
+
+    Args:
+        keys_file: what `write_keys` has written.
+    """
     engine = recipe.engine
     assert engine.python is not None
     flags: dict[str, object] = {
@@ -101,13 +116,23 @@ def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int) -> 
         flags |= {"device": "cpu", "attention_backend": "torch_native", "mem_fraction_static": _CPU_MEMORY_SHARE, "max_total_tokens": cache}
     elif recipe.resources.colocate:  # the weights that wake up are those that fell asleep: kept in host memory meanwhile
         flags |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
-    keys = EngineKeys.of_environment(engine.api_key_variable, engine.admin_key_variable)
-    flags |= dict(engine.options) | {"api_key": keys.api, "admin_api_key": keys.admin}
+    flags |= dict(engine.options) | {"config": keys_file}
     command = [engine.python, "-m", "sglang.launch_server"]
     for name, value in flags.items():
         if value is not None and value is not False:
             command += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return command
+
+
+def write_keys(keys: EngineKeys, directory: Path) -> Path | None:
+    """Keys as a configuration file of SGLang that its owner alone can read; None where there are none. A command line could be read by anybody."""
+    told = {name: key for name, key in (("api_key", keys.api), ("admin_api_key", keys.admin)) if key is not None}
+    if not told:
+        return None
+    descriptor, name = tempfile.mkstemp(prefix=".sglang-", suffix=".yaml", dir=directory)  # mode 0600
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(told, file)  # JSON is YAML
+    return Path(name)
 
 
 def launch_environment(recipe: Recipe) -> dict[str, str]:
@@ -135,23 +160,24 @@ class SGLangServer:
     log: Path
     keys: EngineKeys
     guardian: subprocess.Popen[bytes]
+    keys_file: Path | None = None
 
     @classmethod
     def start(cls, recipe: Recipe, model_dir: Path, *, log: Path, host: str = LOOPBACK) -> SGLangServer:
         """Start a server on a free port; returns before it is ready."""
-        port = free_port(host)
+        port, keys = free_port(host), EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
+        keys_file = write_keys(keys, log.parent)
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:  # SGLang logs its arguments, keys among them
             guardian = subprocess.Popen(
-                guarded(launch_command(recipe, model_dir, host=host, port=port)),
+                guarded(launch_command(recipe, model_dir, host=host, port=port, keys_file=keys_file)),
                 stdin=subprocess.PIPE,  # closes with this process: the server does not outlive it
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=launch_environment(recipe),
                 start_new_session=True,
             )
-        keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
-        return cls(url=f"http://{host}:{port}", log=log, keys=keys, guardian=guardian)
+        return cls(url=f"http://{host}:{port}", log=log, keys=keys, guardian=guardian, keys_file=keys_file)
 
     def __enter__(self) -> SGLangServer:
         return self
@@ -159,11 +185,11 @@ class SGLangServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.guardian.wait()
+        self._forget_keys()
 
     def stop(self) -> None:
         """Ask it to end. Harmless where it has."""
-        if self.guardian.stdin is not None:
-            self.guardian.stdin.close()
+        let_go(self.guardian)
 
     def wait_ready(self, deadline_s: float) -> None:
         """Wait until it answers requests.
@@ -178,6 +204,7 @@ class SGLangServer:
                     raise EngineUnavailable(f"the SGLang server ended with code {code} while it started. {self.last_lines()}")
                 try:
                     if http.get(f"{self.url}/ready", headers=self.keys.headers("/ready"), timeout=_ASK_EVERY_S).status_code == httpx.codes.OK:
+                        self._forget_keys()
                         return
                 except httpx.TransportError:
                     pass  # it does not listen yet
@@ -188,9 +215,17 @@ class SGLangServer:
         """Wait for its end. Returns its exit code."""
         return self.guardian.wait()
 
+    def _forget_keys(self) -> None:
+        """SGLang has read them, or never will."""
+        if self.keys_file is not None:
+            self.keys_file.unlink(missing_ok=True)
+
     def last_lines(self) -> str:
         """The end of its output, for error messages."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        for key in filter(None, (self.keys.api, self.keys.admin)):
+            text = text.replace(key, "<key>")
+        lines = text.splitlines()[-_LAST_LINES:]
         return f"The last lines of {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
+from agentrl.engine_messages import EngineKeys
 from agentrl.errors import EngineUnavailable
 from agentrl.system.address import bind_address
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
@@ -23,6 +24,7 @@ def _serve_embedded(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready
     from agentrl.engine.app import EngineServer  # torch: not where SGLang has its own
     from agentrl.system.http import serve_app
 
+    keys = EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
     server = EngineServer(
         model_dir,
         slots=recipe.engine.slots,
@@ -31,6 +33,8 @@ def _serve_embedded(spec: ProcessSpec, recipe: Recipe, model_dir: Path, on_ready
         device=recipe.engine.device,
         dtype=recipe.model.dtype,
         deterministic=recipe.run.deterministic,
+        api_key=keys.api,
+        admin_key=keys.admin,
     )
     serve_app(server.app, on_ready=on_ready, stop=stop, host=bind_address(recipe))
 

@@ -50,7 +50,7 @@ async def _main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     recipe, payload = Recipe.model_validate(spec.recipe), spec.payload
     environment = environment_factory(recipe, retriever_url=payload["retriever_url"], expected_file=payload["environment_file"])
     encoder = TokenEncoder.load(Path(payload["model_dir"]))
-    fleet = Fleet(first=spec.index, connect=engine_clients(recipe, vocab_size=encoder.vocab_size))  # an id beyond it ends a whole SGLang server
+    fleet = Fleet(first=spec.index, connect=engine_clients(recipe, vocab_size=_known_ids(Path(payload["model_dir"]))))
     async with (
         BufferClient(payload["buffer"], role=spec.role, index=spec.index, incarnation=spec.incarnation) as client,
         trio.open_nursery() as nursery,

@@ -1,5 +1,6 @@
 """How an SGLang server is started, and what is said where that cannot be."""
 
+import json
 import stat
 import sys
 from pathlib import Path
@@ -70,12 +71,30 @@ def test_the_servers_environment_is_not_ours(monkeypatch):
     assert environment["SGLANG_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
 
 
-def test_keys_come_from_the_environment_and_a_missing_one_is_named(monkeypatch):
+@pytest.mark.slow
+def test_keys_reach_the_server_by_a_file_for_its_owner_that_is_gone_when_it_is_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
-    told = flags(launch_command(recipe("engine.python=py", "engine.api_key_variable=MY_KEY"), Path("/model"), host="127.0.0.1", port=31))
-    assert told["--api-key"] == "secret"
+    asked = recipe(f"engine.python={impostor(tmp_path, 'echo api_key secret; exec sleep 600')}", "engine.api_key_variable=MY_KEY")
+    with SGLangServer.start(asked, Path("/model"), log=tmp_path / "server.log") as server:
+        assert "secret" not in " ".join(server.guardian.args)
+        [file] = tmp_path.glob(".sglang-*.yaml")
+        assert (json.loads(file.read_text()), file.stat().st_mode & 0o777) == ({"api_key": "secret"}, 0o600)
+        assert flags(server.guardian.args)["--config"] == str(file)
+        with pytest.raises(EngineUnavailable, match="api_key <key>"):
+            server.wait_ready(0.5)
+        assert server.log.stat().st_mode & 0o777 == 0o600
+    assert not file.exists()
+
+
+def test_a_key_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"engine\.admin_key_variable is NO_KEY, and the environment has no such variable: export NO_KEY"):
         require_sglang(recipe("engine.admin_key_variable=NO_KEY"))
+
+
+@pytest.mark.parametrize("option", ["port=30000", "host=0.0.0.0", "api_key=x"])
+def test_what_the_run_sets_itself_is_no_option(option):
+    with pytest.raises(ConfigError, match=rf"engine\.options\.{option.split('=')[0]} is set by the run itself"):
+        recipe(f"engine.options.{option}")
 
 
 def test_a_recipe_without_a_python_is_told_how_to_get_one():
