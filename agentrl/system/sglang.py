@@ -126,7 +126,7 @@ def launch_command(recipe: Recipe, model_dir: Path, *, host: str, port: int, key
 
 def write_keys(keys: EngineKeys, directory: Path) -> Path | None:
     """Keys as a configuration file of SGLang that its owner alone can read; None where there are none. A command line could be read by anybody."""
-    told = {name: key for name, key in (("api_key", keys.api), ("admin_api_key", keys.admin)) if key is not None}
+    told = {name: key for name, key in (("api-key", keys.api), ("admin-api-key", keys.admin)) if key is not None}
     if not told:
         return None
     descriptor, name = tempfile.mkstemp(prefix=".sglang-", suffix=".yaml", dir=directory)  # mode 0600

@@ -78,7 +78,7 @@ def test_keys_reach_the_server_by_a_file_for_its_owner_that_is_gone_when_it_is_r
     with SGLangServer.start(asked, Path("/model"), log=tmp_path / "server.log") as server:
         assert "secret" not in " ".join(server.guardian.args)
         [file] = tmp_path.glob(".sglang-*.yaml")
-        assert (json.loads(file.read_text()), file.stat().st_mode & 0o777) == ({"api_key": "secret"}, 0o600)
+        assert (json.loads(file.read_text()), file.stat().st_mode & 0o777) == ({"api-key": "secret"}, 0o600)
         assert flags(server.guardian.args)["--config"] == str(file)
         with pytest.raises(EngineUnavailable, match="api_key <key>"):
             server.wait_ready(0.5)
