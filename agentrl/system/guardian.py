@@ -1,9 +1,10 @@
 """Runs a command and sees to it that nothing of it outlives its parent: `python -P agentrl/system/guardian.py COMMAND ...`.
 
 Servers such as SGLang are trees of processes, some of them in sessions of their own; whoever started one may be killed at any moment. The
-guardian is the command's parent and, on Linux, the parent of all its orphans. It ends the whole tree when its standard input closes (its own
-parent ended, or asks for it), when it is told to end (SIGTERM), and when the command ends by itself. It exits as the command did. It is run as a
-file and imports nothing of ours: the command's environment is its own, and ours need not be in it.
+guardian is the command's parent and, on Linux, the parent of all its orphans. It ends the whole tree when it is asked to (`let_go`, or SIGTERM),
+when the command ends by itself, and at once, without a grace, when its standard input closes unasked: its own parent was killed, and whoever
+replaces it may need the GPU. It exits as the command did. It is run as a file and imports nothing of ours: the command's environment is its own,
+and ours need not be in it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,25 @@ import sys
 
 import psutil
 
-__all__ = ["GRACE_S", "guarded", "main"]
+__all__ = ["GRACE_S", "guarded", "let_go", "main"]
 
 GRACE_S = 8.0  # after SIGTERM: SGLang's schedulers follow their launcher within 3 s
+_GENTLY = b"g"  # on its standard input: end the tree, with a grace
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def guarded(command: list[str]) -> list[str]:
     """The command line that runs `command` under a guardian. Start it with a pipe as standard input, in a session of its own."""
     return [sys.executable, "-P", __file__, *command]
+
+
+def let_go(guardian: subprocess.Popen[bytes]) -> None:
+    """Ask a guardian to end its tree gently. Harmless where it was asked before, or has ended."""
+    asks, guardian.stdin = guardian.stdin, None
+    if asks is not None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(asks.fileno(), _GENTLY)
+        asks.close()
 
 
 def main() -> int:
@@ -39,17 +50,21 @@ def main() -> int:
     os.set_blocking(told, False)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    gently = True
     while command.poll() is None:
         readable, _, _ = select.select([0, ended], [], [])
-        if ended not in readable or signal.SIGTERM in os.read(ended, 4096):
+        if 0 in readable:
+            gently = os.read(0, 1) == _GENTLY
             break
-    _end(command)
+        if signal.SIGTERM in os.read(ended, 4096):
+            break
+    _end(command, gently=gently)
     return command.returncode if command.returncode >= 0 else 128 - command.returncode
 
 
-def _end(command: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the command, and SIGKILL to whatever of its tree is there after GRACE_S, or once the command has gone."""
-    if command.poll() is None:
+def _end(command: subprocess.Popen[bytes], *, gently: bool) -> None:
+    """SIGKILL to whatever of the tree is there; gently, after SIGTERM to the command and GRACE_S, or once the command has gone."""
+    if gently and command.poll() is None:
         command.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             command.wait(GRACE_S)
@@ -57,7 +72,7 @@ def _end(command: subprocess.Popen[bytes]) -> None:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        command.poll()  # reaps the command; the rest are orphans, and wait for them reaps them
+        command.wait()  # before the orphans are reaped, and with them whatever else has ended: its code would be lost
         psutil.wait_procs(left, timeout=1.0)
     command.wait()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -179,11 +180,13 @@ class RayProcess:
     async def ready(self) -> dict[str, Any]:
         """What the program says when it can be used."""
         said = self.actor.ready.remote()
-        first = await _first_of(said, self.running)
-        if first is not said:
+        info: dict[str, Any] | None = None
+        if await _first_of(said, self.running) is said:
+            with suppress(ray.exceptions.RayError):  # the actor died: both have ended, and `running` says how
+                info = await _result(said)
+        if info is None:
             end = await self.wait()
             raise end.refusal() or ProcessDied(f"{self.spec.name} ended before it was ready: {end}. Log: {self.spec.log}")
-        info: dict[str, Any] = await _result(said)
         self.pid = info["pid"]
         return info
 

@@ -36,6 +36,8 @@ RESTARTS_PER_WINDOW = 5  # of all processes of a role
 # An engine takes minutes to load a large model: one that dies whenever it has loaded it must run out of restarts, too.
 RESTART_WINDOW_S = {Role.WORKER: 120.0, Role.ENGINE: 1800.0}
 BACKOFF_S = (0.2, 1.0, 3.0, 8.0)
+# An SGLang server takes the GPU memory that is free when it starts: its guardian kills its predecessor at once, and the driver takes seconds over it.
+SGLANG_LEAVES_S = 5.0
 
 _SERVERS = frozenset({Role.RETRIEVER, Role.ENGINE, Role.BUFFER})
 _PLURAL = {Role.WORKER: "rollout workers", Role.ENGINE: "engines"}
@@ -85,14 +87,17 @@ class Supervisor:
         await self._register(spec)
         process = await self._launcher.start(spec)
         watched = self._watched[spec.name] = _Watched(process=process)
-        with trio.move_on_after(spec.ready_deadline_s) as deadline:
-            info = await process.ready()
-        if deadline.cancelled_caught:
-            process.kill()
-            raise ProcessDied(f"{spec.name} was not ready within {spec.ready_deadline_s:.0f} s. Log: {spec.log}")
-        watched.url, watched.ready, watched.last_answer = info.get("url"), True, trio.current_time()
-        if spec.role is Role.ENGINE:
-            await self._register(spec, info["url"])
+        try:
+            with trio.move_on_after(spec.ready_deadline_s) as deadline:
+                info = await process.ready()
+            if deadline.cancelled_caught:
+                raise ProcessDied(f"{spec.name} was not ready within {spec.ready_deadline_s:.0f} s. Log: {spec.log}")
+            if spec.role is Role.ENGINE:
+                await self._register(spec, info["url"])
+            watched.url, watched.ready, watched.last_answer = info.get("url"), True, trio.current_time()
+        finally:
+            if not watched.ready:
+                process.kill()  # an actor outlives its program: what it has booked is its successor's
         self._nursery.start_soon(self._watch, watched)
         return info
 
@@ -165,7 +170,24 @@ class Supervisor:
             raise end.refusal() or ProcessDied(_obituary(watched, end))
 
     async def _restart(self, spec: ProcessSpec, end: Exit, killed_for: str = "") -> None:
-        role, now, why = spec.role, trio.current_time(), f"{end}, because {killed_for}" if killed_for else str(end)
+        """Start a successor; and one of that, where it dies before it is ready: one more death, counted like any other."""
+        while not self._ending:
+            await self._await_turn(spec, f"{end}, because {killed_for}" if killed_for else str(end))
+            if self._ending:
+                return
+            try:
+                await self.start(replace(spec, incarnation=self.next_incarnation()))
+                return
+            except ProcessDied as error:
+                end, killed_for = Exit(failure=Failure.of(error)), ""
+
+    async def _await_turn(self, spec: ProcessSpec, why: str) -> None:
+        """Count a death, and wait until a successor may start.
+
+        Raises:
+            ProcessDied: the restarts of its role are spent.
+        """
+        role, now = spec.role, trio.current_time()
         self.deaths[role] += 1
         restarts, window_s = self._restarts[role], RESTART_WINDOW_S[role]
         while restarts and now - restarts[0] > window_s:
@@ -176,14 +198,8 @@ class Supervisor:
             )
         restarts.append(now)
         log.warning("%s died (%s): %s; restarting it", spec.name, why, _FOLLOWS[role])
-        await trio.sleep(BACKOFF_S[min(len(restarts), len(BACKOFF_S)) - 1])
-        if self._ending:
-            return
-        try:
-            await self.start(replace(spec, incarnation=self.next_incarnation()))
-        except ProcessDied as error:  # before it was ready: one more death, counted like any other
-            if not self._ending:
-                await self._restart(spec, Exit(failure=Failure.of(error)))
+        least_s = SGLANG_LEAVES_S if role is Role.ENGINE and spec.recipe.get("engine", {}).get("kind") == "sglang" else 0.0
+        await trio.sleep(max(least_s, BACKOFF_S[min(len(restarts), len(BACKOFF_S)) - 1]))
 
     def _kill(self, watched: _Watched, reason: str) -> None:
         if not watched.killed_for:

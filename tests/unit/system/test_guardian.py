@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from agentrl.system.guardian import guarded
+from agentrl.system.guardian import guarded, let_go
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ print(child.pid, flush=True)
 def start(then):
     """A guardian over such a tree, and the tree's two processes."""
     command = guarded([sys.executable, "-c", TREE.format(then=then)])
-    guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     grandchild = psutil.Process(int(guardian.stdout.readline()))
     return guardian, [psutil.Process(grandchild.ppid()), grandchild]
 
@@ -33,15 +33,24 @@ def all_gone(processes):
 
 
 def end(guardian):
-    guardian.stdin.close()
+    let_go(guardian)
+    let_go(guardian)  # harmless
     guardian.stdout.close()
     return guardian.wait(10)
 
 
-def test_closing_its_standard_input_ends_the_whole_tree():
+def test_a_guardian_that_is_let_go_ends_the_whole_tree_gently():
     guardian, tree = start("time.sleep(600)")
     assert end(guardian) == 128 + 15
     assert all_gone(tree)
+
+
+def test_a_standard_input_that_closes_unasked_kills_the_tree_at_once():
+    guardian, tree = start("time.sleep(600)")
+    guardian.stdin.close()
+    assert guardian.wait(5) == 128 + 9  # not by SIGTERM, which the command might take its time over
+    assert all_gone(tree)
+    guardian.stdout.close()
 
 
 def test_a_command_that_ends_takes_what_it_left_behind_with_it_and_its_code_is_told():

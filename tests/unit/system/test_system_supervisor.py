@@ -8,9 +8,9 @@ import trio.lowlevel
 import trio.testing
 from roster_scene import Roster
 
-from agentrl.errors import ProcessDied
+from agentrl.errors import ProcessDied, StaleIncarnation
 from agentrl.system.process import Exit, ProcessSpec, Role
-from agentrl.system.supervisor import Supervisor
+from agentrl.system.supervisor import SGLANG_LEAVES_S, Supervisor
 
 
 @dataclass
@@ -20,6 +20,7 @@ class FakeProcess:
     pid: int = 0
     ended: trio.Event = field(default_factory=trio.Event)
     stillborn: bool = False
+    killed: bool = False
 
     async def ready(self):
         if self.stillborn:
@@ -35,6 +36,7 @@ class FakeProcess:
         self.die(Exit(code=0))
 
     def kill(self):
+        self.killed = True
         self.die(Exit(code=-9))
 
     def die(self, end=None):
@@ -44,21 +46,22 @@ class FakeProcess:
 
 
 class FakeLauncher:
-    """Starts processes that do nothing. Those of the indexes in `stillborn` die before they are ready."""
+    """Starts processes that do nothing. The next `stillborn` die before they are ready. Like Ray's actors they keep their place until killed."""
 
     def __init__(self):
         self.started = []
         self.stillborn = 0
 
     async def start(self, spec):
+        assert all(one.killed for one in self.started if one.spec.name == spec.name), "its predecessor has its place"
         process = FakeProcess(spec, stillborn=self.stillborn > 0)
         self.stillborn -= 1
         self.started.append(process)
         return process
 
 
-def spec(role, index=0, incarnation=1):
-    return ProcessSpec(role=role, index=index, incarnation=incarnation, run_dir="/run", recipe={})
+def spec(role, index=0, incarnation=1, recipe=None):
+    return ProcessSpec(role=role, index=index, incarnation=incarnation, run_dir="/run", recipe=recipe or {})
 
 
 def supervise(act, *, within_s=600.0):
@@ -140,6 +143,36 @@ def test_an_engine_that_dies_while_it_starts_counts_as_one_more_death():
         assert [process.spec.incarnation for process in launcher.started] == [1, 100, 101, 102]
         assert [entry.incarnation for entry in roster.engine_list.roster.engines] == [102]
         assert supervisor.deaths[Role.ENGINE] == 3
+
+    supervise(act)
+
+
+def test_an_engine_that_fails_while_it_starts_is_killed_whether_it_is_the_first_or_a_successor():
+    async def act(supervisor, launcher, roster, nursery):
+        launcher.stillborn = 1
+        with pytest.raises(ProcessDied):
+            await supervisor.start(spec(Role.ENGINE))
+        assert launcher.started[0].killed
+        roster.register = refuse
+        with pytest.raises(StaleIncarnation):
+            await supervisor.start(spec(Role.ENGINE, 1))
+        assert launcher.started[1].killed
+
+    async def refuse(*, url="", **caller):
+        if url:
+            raise StaleIncarnation("another one is there")
+
+    supervise(act)
+
+
+def test_a_successor_of_sglang_starts_when_the_gpu_memory_of_its_predecessor_is_free():
+    async def act(supervisor, launcher, roster, nursery):
+        await supervisor.start(spec(Role.ENGINE, recipe={"engine": {"kind": "sglang"}}))
+        launcher.started[0].die()
+        await trio.sleep(SGLANG_LEAVES_S - 0.1)
+        assert len(launcher.started) == 1
+        await trio.sleep(0.2)
+        assert len(launcher.started) == 2
 
     supervise(act)
 
