@@ -77,3 +77,10 @@ def test_a_starter_that_is_killed_takes_the_tree_with_it():
     starter.kill()
     starter.wait()
     assert all_gone(tree)
+
+
+def test_a_guardian_that_is_killed_takes_the_tree_with_it_all_the_same():
+    guardian, tree = start("time.sleep(600)")
+    guardian.kill()
+    assert end(guardian) == -9
+    assert all_gone(tree)
