@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +12,8 @@ import trio
 from agentrl.weights import Snapshot, save_snapshot
 
 __all__ = ["SnapshotDirectories"]
+
+_NAME = re.compile(r"(?P<half>\.)?v(?P<version>\d+)(?(half)\.tmp)")  # half: what `save_snapshot` has not yet renamed
 
 
 class SnapshotDirectories:
@@ -26,14 +29,15 @@ class SnapshotDirectories:
         self._writing = trio.Lock()
 
     async def path(self, snapshot: Snapshot) -> Path:
-        """Where `snapshot` is. Raises OSError where it cannot be written."""
+        """Where `snapshot` is. Raises PublishError where it cannot be written."""
         async with self._writing:
             return await trio.to_thread.run_sync(save_snapshot, snapshot, self._directory / f"v{snapshot.version}", self._model_dir)
 
     async def tidy(self, newest: int, *, read: Collection[int]) -> None:
-        """Remove versions older than `newest`, but for those in `read`: somebody is loading them."""
-        if self._keep:
-            return
-        for path in self._directory.glob("v*"):
-            if path.name[1:].isdecimal() and int(path.name[1:]) < newest and int(path.name[1:]) not in read:
+        """Remove versions older than `newest`, but for those in `read`: somebody is loading them. What a killed process half wrote goes too."""
+        for path in self._directory.iterdir() if self._directory.exists() else ():
+            found = _NAME.fullmatch(path.name)
+            if found is None or (self._keep and not found["half"]):
+                continue
+            if int(found["version"]) < newest and int(found["version"]) not in read:
                 await trio.to_thread.run_sync(shutil.rmtree, path, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from agentrl.engine_api import EngineClient
-from agentrl.errors import EngineError
+from agentrl.engine_api import EngineClient, WeightsChecksum
+from agentrl.errors import EngineError, PublishError
 from agentrl.weights import Snapshot, save_snapshot
 
 __all__ = ["Gap", "explain"]
@@ -82,7 +83,7 @@ async def explain(
         cause = _of_sent(await trio.to_thread.run_sync(lambda: snapshot.checksums), dict((await engine.weights_checksum()).tensors))
         if cause is None or not (await engine.server_info()).staged_update:
             cause = await _of_reload(engine, snapshot, engines, run_dir=run_dir, model_dir=model_dir)
-    except (EngineError, OSError) as error:
+    except EngineError as error:
         cause = f"Whether its weights differ or its arithmetic could not be found out: {error}"
     return f"{told}{cause}{_where(gap) if 'KERNELS' in cause else ''}. All checks are in {run_dir / 'canary.jsonl'}"
 
@@ -112,11 +113,8 @@ async def _of_reload(engine: EngineClient, snapshot: Snapshot, engines: Sequence
         agree = f" (the engines {'agree' if all(other.engine == before.engine for other in others) else 'do not agree'} with each other)"
     try:
         path = await trio.to_thread.run_sync(save_snapshot, snapshot, run_dir / "weights" / f"v{snapshot.version}", model_dir)
-        await engine.pause("retract")
-        await engine.update_from_disk(str(path), version=snapshot.version, deadline_s=_RELOAD_DEADLINE_S)
-        after = await engine.weights_checksum()
-        await engine.continue_()  # a server the run was attached to goes on without it
-    except (EngineError, OSError) as error:
+        after = await _reloaded(engine, path, snapshot.version)
+    except (EngineError, PublishError) as error:
         return f"Whether its WEIGHTS differ is unknown{agree}: its checksums are its own, and it could not load the version from disk ({error})"
     other = [name for name, checksum in after.tensors.items() if before.tensors.get(name) != checksum]
     if other:
@@ -127,6 +125,17 @@ async def _of_reload(engine: EngineClient, snapshot: Snapshot, engines: Sequence
         f"The KERNELS differ{agree}: it holds the same {len(after.tensors)} tensors when it loads this version from disk (or its loader leaves out"
         f" the same ones on both ways); {_OTHER_ARITHMETIC}"
     )
+
+
+async def _reloaded(engine: EngineClient, path: Path, version: int) -> WeightsChecksum:
+    """Of what it holds after it has loaded the directory. A server that the run was attached to goes on without it, whatever comes of this."""
+    try:
+        await engine.pause("retract")
+        await engine.update_from_disk(str(path), version=version, deadline_s=_RELOAD_DEADLINE_S)
+        return await engine.weights_checksum()
+    finally:
+        with trio.CancelScope(shield=True), suppress(EngineError):
+            await engine.continue_()
 
 
 def _named(names: Sequence[str], of: int) -> str:

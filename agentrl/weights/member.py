@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
 from agentrl.config.weights import WeightsRecipe
 from agentrl.engine_api import EngineClient, ServerInfo
-from agentrl.errors import EngineError, PublishError
+from agentrl.errors import AgentRLError, EngineError, PublishError
 
-__all__ = ["CLEANUP_S", "Member", "unless_refused"]
+__all__ = ["CLEANUP_S", "Member", "if_stopped", "unless_refused"]
 
 log = logging.getLogger(__name__)
 
 CLEANUP_S = 1.5  # an engine that does not answer by then is left as it is: others wait for this
 _INFO_S = 5.0
+_OF_NOTHING = ("nothing",)  # checksums that no buckets have
 
 
 class Member:
@@ -63,13 +65,13 @@ class Member:
         await self.resume()
 
     async def load(self, path: str, version: int) -> None:
-        """A version from disk, whatever the engine was left in."""
-        await self.engine.pause("retract", deadline_s=self._recipe.deadline_s)
-        if self.info.abilities.update_session:
-            await unless_refused(lambda: self.engine.end_update(deadline_s=self._recipe.deadline_s))
-        self._paused_at = time.perf_counter()
-        await self.engine.update_from_disk(path, version=version, deadline_s=self._recipe.deadline_s)
-        await self.resume()
+        """A version from disk, whatever the engine was left in. Where it fails it stays paused."""
+        async with if_stopped(self._let_go):
+            await self.engine.pause("retract", deadline_s=self._recipe.deadline_s)
+            await self._drop(self._recipe.deadline_s)
+            self._paused_at = time.perf_counter()
+            await self.engine.update_from_disk(path, version=version, deadline_s=self._recipe.deadline_s)
+            await self.resume()
 
     async def resume(self) -> None:
         """Generate again."""
@@ -78,12 +80,19 @@ class Member:
             self.pause_s, self._paused_at = time.perf_counter() - self._paused_at, None
 
     async def settle(self, *, whole: bool) -> None:
-        """After a failure: no session is left open. It generates on only where no half version can be in it; else it stays paused."""
+        """After a failure: no session is left open, and nothing of it is committed. It generates on only where no half version can be in it; else
+        it stays paused."""
         with trio.move_on_after(CLEANUP_S):
-            if self.info.abilities.update_session:
-                await unless_refused(self.engine.end_update)
+            await self._drop(CLEANUP_S)
             if self.staged or whole:
                 await unless_refused(self.resume)
+
+    async def settle_stopped(self) -> None:
+        """After the run was stopped in mid-update: as `settle`, but it generates on in any case, for nobody would come to wake it."""
+        with trio.move_on_after(CLEANUP_S):
+            await self._drop(CLEANUP_S)
+        if self._paused_at is not None:
+            await self._let_go()
 
     async def confirm(self, version: int) -> None:
         """Hear of the engine that it is at `version`, and how long it paused where it knows better than we do.
@@ -96,9 +105,34 @@ class Member:
         if self._told_pause_s is not None and (told_s := _told_pause_s(await self.engine.server_info())) is not None:
             self.pause_s, self._told_pause_s = told_s - self._told_pause_s, told_s
 
+    async def _drop(self, deadline_s: float) -> None:
+        """End a session that may be open. One that is staged may be whole, and must not be committed unchecked."""
+        if self.info.abilities.update_session:
+            await unless_refused(lambda: self.engine.end_update(checksums=_OF_NOTHING if self.staged else None, deadline_s=deadline_s))
+
+    async def _let_go(self) -> None:
+        with trio.move_on_after(CLEANUP_S):
+            await unless_refused(self.engine.continue_)
+
     async def _pause(self) -> None:
         self._paused_at = time.perf_counter()
         await self.engine.pause(self._recipe.pause, deadline_s=self._recipe.deadline_s)
+
+
+@asynccontextmanager
+async def if_stopped(undo: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """What neither comes to its end nor fails is stopped from outside: it is undone."""
+    stopped = True
+    try:
+        yield
+        stopped = False
+    except AgentRLError:
+        stopped = False
+        raise
+    finally:
+        if stopped:
+            with trio.CancelScope(shield=True):
+                await undo()
 
 
 async def unless_refused(act: Callable[[], Awaitable[None]]) -> None:

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -168,15 +169,24 @@ def _same_memory(tensor: Tensor, other: Tensor | None) -> bool:
 
 
 def save_snapshot(snapshot: Snapshot, directory: Path, model_dir: Path) -> Path:
-    """Write a Hugging Face directory of the snapshot: its weights, everything else copied from `model_dir`. Committed by a rename."""
+    """Write a Hugging Face directory of the snapshot: its weights, everything else copied from `model_dir`. Committed by a rename.
+
+    Raises:
+        PublishError: it could not be written; nothing of it is left.
+    """
     if directory.exists():
         return directory
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for source in model_dir.iterdir():
-        if source.is_file() and not source.name.endswith(_WEIGHT_SUFFIXES):
-            shutil.copy2(source, temporary / source.name)
-    save_file(snapshot.tensors(), temporary / "model.safetensors", metadata={"format": "pt"})
-    temporary.rename(directory)
+    try:
+        temporary.mkdir(parents=True)
+        for source in model_dir.iterdir():
+            if source.is_file() and not source.name.endswith(_WEIGHT_SUFFIXES):
+                shutil.copy2(source, temporary / source.name)
+        save_file(snapshot.tensors(), temporary / "model.safetensors", metadata={"format": "pt"})
+        temporary.rename(directory)
+    except (OSError, SafetensorError) as error:  # a full disk is the latter
+        raise PublishError(f"version {snapshot.version} could not be written to {directory}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return directory

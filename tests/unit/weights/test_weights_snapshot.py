@@ -1,5 +1,6 @@
 """Snapshots: what travels, in which pieces, and what it is checked by."""
 
+import resource
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from agentrl.collective import tensor_checksum
 from agentrl.errors import PublishError
-from agentrl.weights import Snapshot
+from agentrl.weights import Snapshot, save_snapshot
 
 
 def test_a_list_becomes_one_bucket_per_dtype():
@@ -70,3 +71,26 @@ def test_whoever_waits_for_a_bucket_hears_that_gathering_failed():
         snapshot.fill(gathered())
     with pytest.raises(PublishError, match="version 7: its weights were never gathered whole"):
         snapshot.bucket(1)
+
+
+@pytest.fixture
+def full_disk():
+    """No file may become larger than 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_snapshot_that_does_not_fit_on_the_disk_is_a_publish_error_and_leaves_nothing(tmp_path, full_disk):
+    (tmp_path / "model").mkdir()
+    snapshot = Snapshot.of(4, 4, [[("w", torch.zeros(2**16))]])
+    with pytest.raises(PublishError, match=r"version 4 could not be written to .*/weights/v4"):
+        save_snapshot(snapshot, tmp_path / "weights" / "v4", tmp_path / "model")
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_model_directory_that_cannot_be_read_is_a_publish_error(tmp_path):
+    with pytest.raises(PublishError, match=r"version 4 could not be written .*No such file"):
+        save_snapshot(Snapshot.of(4, 4, [[("w", torch.zeros(2))]]), tmp_path / "v4", tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
