@@ -25,7 +25,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.data.sources import first_tasks
 from agentrl.engine_api import EngineClient, PromptScores
 from agentrl.env import Observation
-from agentrl.errors import EngineUnavailable, HealthError
+from agentrl.errors import EngineError, EngineUnavailable, HealthError
 from agentrl.learner.learner import Learner
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.seeds import mix
@@ -75,15 +75,12 @@ class Canary:
         bounds = settings.bounds(recipe.model.dtype, recipe.weights.dtype)
         return cls(sequences, every=settings.every, bounds=bounds, deadline_s=settings.deadline_s, checksums=settings.checksums)
 
-    def listen(self, learner: Learner, version: int) -> None:
+    async def listen(self, learner: Learner, version: int) -> None:
         """Have the learner score the sequences, if `version` is to be checked. Collective: every rank, with the weights of `version`."""
-        due = learner.ranks.max(torch.tensor([float(learner.ranks.first and self._until <= 0)])).item()
-        self._until -= 1
-        if due:
-            logprobs = learner_logprobs(learner, self.sequences)
-            if learner.ranks.first:
-                self._learner[version] = logprobs
-                self._until = self._every - 1
+        due, self._until = self._until <= 0, self._until - 1
+        logprobs = await trio.to_thread.run_sync(self._score, learner, due)
+        if logprobs is not None and learner.ranks.first:
+            self._learner[version], self._until = logprobs, self._every - 1
 
     async def check(self, snapshot: Snapshot, engines: Sequence[EngineClient], *, run_dir: Path, model_dir: Path) -> None:
         """Compare every engine with what the learner said of this version; nothing where it said nothing. Rank 0, after publishing.
@@ -92,7 +89,7 @@ class Canary:
 
         Raises:
             HealthError: the log-probs are further apart than the bounds. Its message says why and where to look.
-            EngineError: an engine refuses to score, or contradicts itself.
+            EngineError: an engine refuses to score, or contradicts itself, and the others' log-probs are as they must be.
         """
         logprobs = self._learner.pop(snapshot.version, None)
         superseded = [version for version in self._learner if version < snapshot.version]
@@ -102,9 +99,10 @@ class Canary:
         if logprobs is None:
             return
         heard: dict[int, list[PromptScores]] = {}
+        refusals: list[Exception] = []
         async with trio.open_nursery() as nursery:
             for engine in engines:
-                nursery.start_soon(self._hear, engine, snapshot.version, heard)
+                nursery.start_soon(self._hear, engine, snapshot.version, heard, refusals)
         if len(heard) < len(engines):
             self._until = 0
         gaps = [Gap.of(engine.index, logprobs, [scores.logprobs for scores in heard[engine.index]]) for engine in engines if engine.index in heard]
@@ -117,13 +115,20 @@ class Canary:
             verdict = await explain(worst, self._bounds, snapshot, engines, run_dir=run_dir, model_dir=model_dir)
             _append(run_dir / CANARY_LOG, {"version": snapshot.version, "verdict": verdict})
             raise HealthError(verdict)
+        if refusals:
+            raise refusals[0]
 
     def take_metrics(self) -> dict[str, float]:
         """The numbers of the last check, once."""
         told, self._metrics = self._metrics, {}
         return told
 
-    async def _hear(self, engine: EngineClient, version: int, heard: dict[int, list[PromptScores]]) -> None:
+    def _score(self, learner: Learner, due: bool) -> list[Logprobs] | None:
+        """What the learner says, where rank 0 says that it is due."""
+        told = learner.ranks.max(torch.tensor([float(learner.ranks.first and due)])).item()
+        return learner_logprobs(learner, self.sequences) if told else None
+
+    async def _hear(self, engine: EngineClient, version: int, heard: dict[int, list[PromptScores]], refusals: list[Exception]) -> None:
         """Have an engine score the sequences; it is in `heard` if all of it was said by `version`."""
         told: dict[int, PromptScores] = {}
         versions: set[int | None] = set()
@@ -139,6 +144,8 @@ class Canary:
             versions.add((await engine.model_info()).version)
         except* EngineUnavailable as errors:
             log.warning("%r did not score the canary: %s", engine, errors.exceptions[0])
+        except* EngineError as errors:
+            refusals.append(errors.exceptions[0])  # the others mostly follow from it
         versions |= {scores.version for scores in told.values()}
         if len(told) == len(self.sequences) and versions == {version}:
             heard[engine.index] = [told[number] for number in range(len(self.sequences))]
@@ -146,17 +153,27 @@ class Canary:
             log.info("%r could not be asked about version %d: it was at %s", engine, version, sorted(map(str, versions)))
 
     async def _write(self, file: Path, snapshot: Snapshot, gaps: Sequence[Gap], engines: Sequence[EngineClient]) -> None:
-        sums = {engine.index: (await engine.weights_checksum()).engine for engine in engines} if self._checksums else {}
+        sums = await self._sums([engine for engine in engines if any(gap.engine == engine.index for gap in gaps)]) if self._checksums else {}
         sent = {"checksum": await trio.to_thread.run_sync(lambda: snapshot.checksum)} if self._checksums else {}
         line = {
             "version": snapshot.version,
             "step": snapshot.step,
             "time": time.time(),
             **sent,
-            "engines": [gap.to_plain() | ({"checksum": sums[gap.engine]} if sums else {}) for gap in gaps],
+            "engines": [gap.to_plain() | ({"checksum": sums[gap.engine]} if gap.engine in sums else {}) for gap in gaps],
             "unheard": sorted({engine.index for engine in engines} - {gap.engine for gap in gaps}),
         }
         _append(file, line)
+
+    async def _sums(self, engines: Sequence[EngineClient]) -> dict[int, str]:
+        """Checksums of those that give them: none may keep the others' gaps from being judged."""
+        sums: dict[int, str] = {}
+        for engine in engines:
+            try:
+                sums[engine.index] = (await engine.weights_checksum()).engine
+            except EngineError as error:
+                log.warning("%r gave no checksums: %s", engine, error)
+        return sums
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:

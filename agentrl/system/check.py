@@ -55,7 +55,8 @@ def nothing_changes(run_dir: Path) -> Check:
     held: dict[int, set[str]] = {}
     for line in lines:
         for engine in line["engines"]:
-            held.setdefault(engine["engine"], set()).add(engine["checksum"])
+            if "checksum" in engine:  # one that died just then gave none
+                held.setdefault(engine["engine"], set()).add(engine["checksum"])
     moved = [index for index, sums in sorted(held.items()) if len(sums) > 1]
     told = f"{len(lines)} versions at learning rate 0: {len(sent)} checksum{'s' if len(sent) > 1 else ''} at the learner"
     if len(sent) > 1:

@@ -42,7 +42,7 @@ def learner(model_dir, tmp_path_factory) -> Learner:
 def checked(learner: Learner, engine: httpx.Client, model_dir: Path, run_dir: Path, *, sent: Snapshot | None = None) -> dict:
     """Bring the learner's weights to an engine, or other bytes under the same version, and check. Returns the line of canary.jsonl."""
     canary = Canary(SEQUENCES, every=1, bounds=(1e-3, 1e-4), deadline_s=20.0, checksums=True)
-    canary.listen(learner, 5)
+    trio.run(canary.listen, learner, 5)
     snapshot = Snapshot.of(5, 5, learner.gather(1 << 20))
 
     async def main() -> None:

@@ -57,7 +57,7 @@ def server(model_dir: Path, log: Path) -> Iterator[str]:
 def check(url: str, learner: Learner, model_dir: Path, run_dir: Path, *, loaded: Snapshot | None = None) -> float:
     """Bring the learner's weights, or others under the same version, to a server and check. Returns the largest gap."""
     canary = Canary(SEQUENCES, every=1, bounds=(1e-3, 1e-4), deadline_s=60.0, checksums=False)
-    canary.listen(learner, VERSION)
+    trio.run(canary.listen, learner, VERSION)
     snapshot = Snapshot.of(VERSION, VERSION, learner.gather(1 << 20))
     path = save_snapshot(snapshot if loaded is None else loaded, run_dir / "loaded", model_dir)
 

@@ -23,7 +23,7 @@ from agentrl.buffer_api import BatchGrant, BufferClient
 from agentrl.collective import torch_dtype
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import EngineClient
-from agentrl.errors import AgentRLError, CheckpointError, EngineUnavailable, Failure, HealthError
+from agentrl.errors import AgentRLError, CheckpointError, EngineError, Failure, HealthError
 from agentrl.faults import point
 from agentrl.learner import checkpoint
 from agentrl.learner.batch import TrainingBatch
@@ -224,7 +224,7 @@ class LearnerProgram:
     async def _begun(self, version: int | None) -> Snapshot:
         number, dtype = -1 if version is None else version, self.recipe.weights.dtype
         if self.canary is not None:  # before the first bucket: whoever gets this version may be asked about it at once
-            await trio.to_thread.run_sync(self.canary.listen, self.learner, number)
+            await self.canary.listen(self.learner, number)
         return Snapshot(version=number, step=self.step, dtype=None if dtype is None else torch_dtype(dtype))
 
     def _gather(self, snapshot: Snapshot) -> None:
@@ -243,14 +243,12 @@ class LearnerProgram:
             await self.buffer.version_superseded(superseded.version)
 
     async def _hear_canary(self, snapshot: Snapshot, engines: Sequence[EngineClient]) -> None:
-        """Where it is due: end the run if an engine gives other log-probs than the learner under the same version."""
+        """Where it is due: end the run if an engine gives other log-probs than the learner under the same version, or refuses to give any."""
         if self.canary is None:
             return
         try:
             await self.canary.check(snapshot, engines, run_dir=self.run_dir, model_dir=self.model_dir)
-        except EngineUnavailable as error:
-            log.warning("the canary was not heard: %s", error)  # it died just now: the supervisor restarts it
-        except HealthError as error:
+        except (EngineError, HealthError) as error:
             await self.buffer.fail(Failure.of(error))
             raise
 

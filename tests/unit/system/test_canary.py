@@ -3,13 +3,15 @@
 import json
 import math
 
+import httpx
 import numpy as np
 import pytest
 import trio
 from learner_scene import VOCABULARY, tiny_model, tiny_recipe, tiny_tokenizer
 from trio.testing import MockClock
 
-from agentrl.errors import HealthError
+from agentrl.engine_api import EngineClient
+from agentrl.errors import EngineRefused, HealthError
 from agentrl.learner.learner import Learner
 from agentrl.learner.ranks import Ranks
 from agentrl.rollout.tokens import TokenEncoder
@@ -93,7 +95,7 @@ def test_sequences_are_half_a_prompt_and_half_drawn_from_the_seed_without_contro
 
 def test_engines_that_agree_are_told_with_the_next_step_once(learner, encoder, snapshot, tmp_path):
     canary = a_canary(checksums=True)
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     engines = [an_engine(learner, encoder), an_engine(learner, encoder, shift=0.0625)]
     check(canary, snapshot, engines, tmp_path)
     told = canary.take_metrics()
@@ -109,7 +111,7 @@ def test_engines_that_agree_are_told_with_the_next_step_once(learner, encoder, s
 def test_other_arithmetic_with_the_bytes_that_were_sent_is_the_kernels(learner, encoder, snapshot, tmp_path):
     canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25)
     engine.checksums = dict(snapshot.checksums)
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     with pytest.raises(HealthError, match=r"engine 0 .* 0\.25 at most .* The KERNELS differ: all \d+ tensors .* bit for bit what was sent") as told:
         check(canary, snapshot, [engine], tmp_path)
     assert "Even what follows the first token is wrong" in str(told.value)
@@ -119,7 +121,7 @@ def test_other_arithmetic_with_the_bytes_that_were_sent_is_the_kernels(learner, 
 def test_other_weights_are_told_with_the_first_tensor_in_the_models_order(learner, encoder, snapshot, tmp_path):
     canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25)
     engine.checksums = dict(snapshot.checksums) | {LATER: "0", "model.norm.weight": "1"}
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     with pytest.raises(HealthError, match=f"The WEIGHTS differ: {LATER} is the first of 2 tensors"):
         check(canary, snapshot, [an_engine(learner, encoder), engine], tmp_path)
 
@@ -127,40 +129,88 @@ def test_other_weights_are_told_with_the_first_tensor_in_the_models_order(learne
 def test_an_engine_with_checksums_of_its_own_is_compared_with_itself_after_a_load_from_disk(learner, encoder, snapshot, tmp_path):
     canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25, staged=False)
     engine.checksums, engine.checksums_on_disk = {"a": "1", "b": "2"}, {"a": "1", "b": "3"}
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     with pytest.raises(HealthError, match=r"The WEIGHTS differ \(the engines do not agree with each other\): b is not what it loads from disk"):
         check(canary, snapshot, [engine, an_engine(learner, encoder, staged=False)], tmp_path)
     assert (tmp_path / "weights" / "v0" / "model.safetensors").exists()
 
     canary, engine.checksums_on_disk = a_canary(), engine.checksums
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     with pytest.raises(HealthError, match="The KERNELS differ: it holds the same 2 tensors when it loads this version from disk"):
         check(canary, snapshot, [engine], tmp_path)
     assert engine.calls[-3:] == ["/update_weights_from_disk", "/weights_checker", "/continue_generation"]
 
 
+class NoLoads(httpx.AsyncBaseTransport):
+    """An engine that refuses to load from disk."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def client(self, index: int) -> EngineClient:
+        return EngineClient("http://engine", index, transport=self)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/update_weights_from_disk":
+            return httpx.Response(400, json={"success": False, "message": "no such directory here"})
+        return await self._engine.handle_async_request(request)
+
+
+def test_an_engine_that_cannot_load_from_disk_generates_on(learner, encoder, snapshot, tmp_path):
+    canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25, staged=False)
+    engine.checksums = {"a": "1"}
+    trio.run(canary.listen, learner, 0)
+    with pytest.raises(HealthError, match=r"it could not load the version from disk .*no such directory here"):
+        check(canary, snapshot, [NoLoads(engine)], tmp_path)
+    assert engine.calls[-2:] == ["/pause_generation", "/continue_generation"]
+
+
 def test_an_embedded_engine_that_holds_another_dtype_is_compared_with_itself_too(learner, encoder, snapshot, tmp_path):
     canary, engine = a_canary(), an_engine(learner, encoder, shift=0.25)
     engine.checksums = engine.checksums_on_disk = dict.fromkeys(snapshot.checksums, "of bfloat16")
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     with pytest.raises(HealthError, match="The KERNELS differ: it holds the same"):
         check(canary, snapshot, [engine], tmp_path)
 
 
 def test_an_engine_at_another_version_is_not_compared_and_the_next_version_is_checked(learner, encoder, snapshot, tmp_path):
     canary = a_canary(every=5)
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     check(canary, snapshot, [an_engine(learner, encoder, shift=9.0, version=1)], tmp_path)
     assert lines(tmp_path)[0]["unheard"] == [0]
-    canary.listen(learner, 1)  # due: 0 was not heard
+    trio.run(canary.listen, learner, 1)  # due: 0 was not heard
     with pytest.raises(HealthError):
         check(canary, Snapshot.of(1, 1, learner.gather(1 << 20)), [an_engine(learner, encoder, shift=9.0, version=1)], tmp_path)
+
+
+def test_an_engine_that_gives_no_checksums_does_not_hide_anothers_gap(learner, encoder, snapshot, tmp_path):
+    canary, astray, silent = a_canary(checksums=True), an_engine(learner, encoder, shift=0.25), an_engine(learner, encoder)
+    silent._checksum = lambda: httpx.Response(503)
+    trio.run(canary.listen, learner, 0)
+    with pytest.raises(HealthError, match=r"engine 0 .* 0\.25 at most"):
+        check(canary, snapshot, [astray, silent], tmp_path)
+    line = lines(tmp_path)[0]
+    assert [("checksum" in engine, engine["engine"]) for engine in line["engines"]] == [(True, 0), (False, 1)]
+
+
+def test_a_refusal_to_score_is_one_error_and_no_gap_is_hidden_by_it(learner, encoder, snapshot, tmp_path):
+    def refuse(ids):
+        raise EngineRefused("no")
+
+    refusing = an_engine(learner, encoder)
+    refusing.scores = refuse
+    for shift, error in ((0.0, EngineRefused), (0.25, HealthError)):
+        canary = a_canary()
+        trio.run(canary.listen, learner, 0)
+        with pytest.raises(error):
+            check(canary, snapshot, [an_engine(learner, encoder, shift=shift), refusing], tmp_path)
+    assert [line.get("unheard") for line in lines(tmp_path)] == [[1], [1], None]
 
 
 def test_a_dead_engine_is_not_heard_and_no_reason_to_stop(learner, encoder, snapshot, tmp_path):
     canary, dead, frozen = a_canary(), an_engine(learner, encoder), an_engine(learner, encoder)
     dead.dead, frozen.frozen = True, True
-    canary.listen(learner, 0)
+    trio.run(canary.listen, learner, 0)
     check(canary, snapshot, [an_engine(learner, encoder), dead, frozen], tmp_path)
     assert lines(tmp_path)[0]["unheard"] == [1, 2]
 
@@ -169,7 +219,7 @@ def test_every_third_version_is_checked_and_one_that_was_superseded_is_made_up_f
     canary, engine = a_canary(every=3), an_engine(learner, encoder)
     checked = []
     for version in range(9):
-        canary.listen(learner, version)
+        trio.run(canary.listen, learner, version)
         if version == 3:  # due, and never published
             continue
         engine.weight_version = str(version)
