@@ -236,7 +236,7 @@ class Publishing:
         try:
             await self._require_awake(engine)
             await self._publisher.cold_sync(engine.client, snapshot.version, await self._directories.path(snapshot))
-        except (AgentRLError, OSError) as error:
+        except AgentRLError as error:
             engine.refused = isinstance(error, EngineRefused)
             await self._fence(engine, str(error))
             return False
@@ -282,8 +282,8 @@ class Publishing:
     async def _follow(self, roster: Sequence[EngineEntry], keepers: trio.Nursery) -> None:
         live = {(entry.index, entry.incarnation): entry for entry in roster}
         gone = [self._engines.pop(key) for key in list(self._engines) if key not in live]
-        if gone and (sending := [engine for engine in self._members if engine.sending]):
-            self._publisher.set_engines([engine.client for engine in sending])
+        if any(engine.sending for engine in gone):
+            self._publisher.set_engines([engine.client for engine in self._members if engine.sending])
         for key in live.keys() - self._engines.keys():
             entry = live[key]
             engine = self._engines[key] = _Engine(entry=entry, client=self._connect(entry.url, entry.index))
@@ -292,9 +292,10 @@ class Publishing:
         await self._close(gone)
 
     async def _close(self, engines: Sequence[_Engine]) -> None:
-        for engine in engines:
+        for engine in engines:  # all of them before anything is awaited: what is told of one that is gone is refused
             engine.scope.cancel()
             engine.calls.cancel()
+        for engine in engines:
             await engine.client.aclose()
 
     async def _tell_current(self, engine: _Engine) -> None:

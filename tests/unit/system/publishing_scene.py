@@ -23,14 +23,18 @@ class FakePublisher:
         self.published = []  # (version, engines)
         self.synced = []  # (engine, version)
         self.syncing = set()
+        self.sending = trio.CancelScope()
 
     def set_engines(self, clients):
         self.clients = tuple(clients)
+        if not clients:
+            self.sending.cancel()
 
     async def publish(self, snapshot):
         indexes = [client.index for client in self.clients]
         assert not self.syncing & set(indexes), "an engine is loaded from disk while it takes part in a publishing"
-        await trio.sleep(self.publish_s)
+        with trio.CancelScope() as self.sending:
+            await trio.sleep(self.publish_s)
         indexes = [client.index for client in self.clients]  # those that left meanwhile take no part in the second attempt
         reached = tuple(index for index in indexes if index not in self.unreachable)
         if not reached:

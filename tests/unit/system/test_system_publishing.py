@@ -103,6 +103,23 @@ def test_an_engine_that_dies_while_a_version_is_sent_takes_no_further_part_in_it
     play(act)
 
 
+def test_the_only_engine_is_not_waited_for_when_it_dies_while_a_version_is_sent():
+    async def act(scene):
+        scene.roster.live(0)
+        await scene.first()
+        await scene.send.send(snapshot(1))
+        await trio.sleep(5.0)
+        scene.publisher.publish_s = 1.0
+        scene.roster.die(0)
+        scene.roster.live(0, incarnation=2)
+        await trio.sleep(3.0)
+        assert scene.publisher.synced == [(0, 0), (0, 0)]
+        assert scene.publisher.published == [(1, (0,))]
+        assert scene.roster.current == {0: 1}
+
+    play(act, publish_s=1000.0)
+
+
 def test_an_engine_that_lags_behind_versions_that_come_faster_than_it_loads_is_brought_along_by_one_of_them():
     async def act(scene):
         scene.roster.live(0)
@@ -132,6 +149,29 @@ def test_an_engine_that_was_overtaken_by_the_last_version_is_cold_synced_once_mo
         assert scene.roster.current == {0: 1, 1: 1}
 
     play(act)
+
+
+def test_what_is_said_of_an_engine_arrives_in_order_and_one_that_was_overtaken_is_not_current_in_between():
+    async def act(scene):
+        real = scene.roster.engine_current
+
+        async def slow(index, incarnation, version):
+            if index == 1:
+                await trio.sleep(0.5)  # on its way
+            return await real(index, incarnation, version)
+
+        scene.roster.engine_current = slow
+        scene.roster.live(0)
+        await scene.first()
+        scene.roster.live(1)  # its cold sync takes 10 s
+        await trio.sleep(9.2)
+        await scene.send.send(snapshot(1))  # out at 10.2 s, when it is on its way that engine 1 has version 0
+        await trio.sleep(1.5)
+        assert scene.roster.current == {0: 1}
+        await trio.sleep(60.0)
+        assert scene.roster.current == {0: 1, 1: 1}
+
+    play(act, sync_s=10.0)
 
 
 def test_first_weights_that_every_engine_refuses_end_the_run_with_what_they_said():
