@@ -193,7 +193,7 @@ class Publishing:
                 await self._fence(engine, published.fenced.get(engine.entry.index, f"it was not brought to version {snapshot.version}"))
         for engine in self._members:  # that came while it was sent to the others
             if engine not in sent and self._behind(engine):
-                await self._buffer.engine_fenced(engine.entry.index, engine.entry.incarnation, f"version {snapshot.version} overtook it")
+                await self._tell_fenced(engine, f"version {snapshot.version} overtook it")
         await self._tidy()
 
     async def _send(self, snapshot: Snapshot, engines: Sequence[_Engine]) -> Published:
@@ -252,9 +252,9 @@ class Publishing:
 
     async def _require_awake(self, engine: _Engine) -> None:
         """Wake an engine that a call without an answer may have left asleep."""
-        if self._sharing == "release" and engine.asleep is None and not await engine.client.ready():
+        if engine.released and engine.asleep is None and not await engine.client.ready():
             await engine.client.resume_memory()
-        engine.asleep = False
+        engine.asleep = engine.released = False
 
     async def _put_to_sleep(self, engine: _Engine) -> None:
         engine.asleep = None
@@ -262,17 +262,26 @@ class Publishing:
             try:
                 await engine.client.pause("retract")
                 if self._sharing == "release":
-                    await engine.client.release_memory()
+                    await self._release(engine)
                 engine.asleep = True
             except EngineError as error:
                 await self._fence(engine, f"it did not fall asleep: {error}")
+
+    async def _release(self, engine: _Engine) -> None:
+        before, engine.released = engine.released, True  # also where its answer is lost
+        try:
+            await engine.client.release_memory()
+        except EngineRefused:
+            engine.released = before  # nothing was: SGLang ends where it is told to take back what it has not given
+            raise
 
     async def _rouse(self, engine: _Engine) -> None:
         engine.asleep = None
         with trio.CancelScope() as engine.calls:
             try:
-                if self._sharing == "release":
+                if engine.released:
                     await engine.client.resume_memory()
+                    engine.released = False
                 if engine.member:  # another may hold half a version: it generates when it has been cold-synced
                     await engine.client.continue_()
                 engine.asleep = False
@@ -299,10 +308,15 @@ class Publishing:
             await engine.client.aclose()
 
     async def _tell_current(self, engine: _Engine) -> None:
-        assert engine.version is not None, "it has been brought to a version"
         engine.trouble = ""
-        await self._buffer.engine_current(engine.entry.index, engine.entry.incarnation, engine.version)
+        async with engine.telling:
+            if engine.version is not None and not self._behind(engine):  # else whoever fenced or overtook it says so, after us
+                await self._buffer.engine_current(engine.entry.index, engine.entry.incarnation, engine.version)
         self._wake()
+
+    async def _tell_fenced(self, engine: _Engine, reason: str, *, give_up: bool = False) -> None:
+        async with engine.telling:
+            await self._buffer.engine_fenced(engine.entry.index, engine.entry.incarnation, reason, give_up=give_up)
 
     async def _fence(self, engine: _Engine, reason: str) -> None:
         if engine.scope.cancel_called:
@@ -311,7 +325,7 @@ class Publishing:
         engine.failures += 1
         give_up = engine.failures >= GIVE_UP_AFTER
         log.warning("%s is fenced%s: %s", engine.client, ", and given up" if give_up else "", reason)
-        await self._buffer.engine_fenced(engine.entry.index, engine.entry.incarnation, reason, give_up=give_up)
+        await self._tell_fenced(engine, reason, give_up=give_up)
         self._wake()
 
     async def _tidy(self) -> None:
@@ -378,6 +392,8 @@ class _Engine:
     failures: int = 0  # in a row: since a publishing reached it
     trouble: str = ""  # the last failure
     refused: bool = False  # ... was a refusal
+    telling: trio.Lock = field(default_factory=trio.Lock)  # what is said of it arrives in the order in which it became true
     asleep: bool | None = False  # None: not known
+    released: bool = False  # its memory, or it may have
     calls: trio.CancelScope = field(default_factory=trio.CancelScope)  # of those by which it falls asleep or wakes up
     patience_s: float = 0.0  # how long it waits for a publishing that brings it along

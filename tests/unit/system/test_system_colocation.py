@@ -136,6 +136,23 @@ def test_an_engine_that_does_not_obey_is_fenced_woken_and_cold_synced(call):
     share(act)
 
 
+@pytest.mark.parametrize("call", ["pause retract", "release"])
+def test_an_engine_that_has_released_nothing_is_not_told_to_take_it_back(call):
+    async def act(scene, engines):
+        scene.roster.live(0, 1)
+        await scene.first()
+        engines.failing[1, call] = EngineRefused("not now")
+        engines.unready |= {1}  # as one that is paused
+        await scene.publishing.lie_down()
+        await scene.publishing.rise()
+        engines.failing.clear()
+        await trio.sleep(30.0)
+        assert scene.roster.current == {0: 0, 1: 0}
+        assert "resume" not in engines.of(1)
+
+    share(act)
+
+
 def test_an_engine_that_dies_asleep_is_not_called_again_and_its_successor_waits_for_the_morning():
     async def act(scene, engines):
         scene.roster.live(0, 1)
