@@ -1,7 +1,7 @@
 """One snapshot over one group, once.
 
     open ─> bucket 0 ─> bucket 1 ─> ... ─> close             per member: [pause] begin ... end [continue]
-              └ while it travels its checksum is made, and the next one gathered
+              └ while it travels its checksum is made, and the next one gathered (members that stage; others pause when all are)
 
 A bucket is one message of metadata to every member and one broadcast. It has one deadline.
 """
@@ -19,7 +19,7 @@ from agentrl.config.weights import WeightsRecipe
 from agentrl.errors import EngineError, EngineRefused, PublishError
 from agentrl.weights.group import UpdateGroup
 from agentrl.weights.joint import JointFailure, together
-from agentrl.weights.member import Member
+from agentrl.weights.member import Member, if_stopped
 from agentrl.weights.snapshot import Bucket, Snapshot
 
 __all__ = ["Failures", "Transfer"]
@@ -61,20 +61,25 @@ class Transfer:
         self._done: set[Member] = set()
 
     async def run(self, *, formed: bool) -> Failures:
-        """Send it. After a failure the group is dissolved, and no member is left in a session."""
+        """Send it. After a failure the group is dissolved, and no member is left in a session; where the run is stopped, none is left paused."""
+        async with if_stopped(partial(self._settle, stopped=True)):
+            failures = await self._tried(formed=formed)
+            if failures.any:
+                await self._settle(stopped=False)
+            return failures
+
+    async def _tried(self, *, formed: bool) -> Failures:
         try:
             with self.scope:
                 if not formed:
                     await self.group.form()
                 await self._send()
                 return Failures()
-            failures = Failures(guilty=dict.fromkeys(self.group.members, "it left while it was sent to"))
+            return Failures(guilty=dict.fromkeys(self.group.members, "it left while it was sent to"))
         except JointFailure as failure:
-            failures = self._of(failure)
+            return self._of(failure)
         except PublishError as error:  # ours alone: the snapshot
-            failures = Failures(guilty={member: str(error) for member in self.group.members})
-        await self._settle()
-        return failures
+            return Failures(guilty={member: str(error) for member in self.group.members})
 
     def _of(self, failure: JointFailure) -> Failures:
         """A refusal before the first bucket may have a cause that settling takes away; others may do as they did in vain before."""
@@ -84,6 +89,8 @@ class Transfer:
         return Failures(guilty=failure.guilty, again=rest)
 
     async def _send(self) -> None:
+        if not all(member.staged for member in self.group.members):  # they pause first of all, which gathering must not make longer
+            await trio.to_thread.run_sync(lambda: self._snapshot.buckets, abandon_on_cancel=True)
         ready = await self._beside(lambda: _all(self.group.members, lambda member: member.open()), 0)
         started, number = time.perf_counter(), 0
         while ready is not None:
@@ -131,12 +138,12 @@ class Transfer:
 
         await together(self.group.members, call, lambda: self.group.broadcast(bucket.flat))
 
-    async def _settle(self) -> None:
+    async def _settle(self, *, stopped: bool) -> None:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for member in self.group.members:
                     if member not in self._done:
-                        nursery.start_soon(partial(member.settle, whole=member not in self._half))
+                        nursery.start_soon(member.settle_stopped if stopped else partial(member.settle, whole=member not in self._half))
                 nursery.start_soon(self.group.dissolve)
 
 
