@@ -30,7 +30,7 @@ LONG_FUNCTIONS_SHARE = 0.03
 # agentrl's layers, by the first name below the package. A module imports lower layers only, and within L2 to L4 its own subsystem.
 LAYERS = {
     0: {"__init__", "config", "env", "errors", "faults", "record", "resolve", "seeds", "types"},
-    1: {"algorithm", "buffer_api", "collective", "engine_api", "engine_messages", "wire"},
+    1: {"algorithm", "buffer_api", "collective", "engine_api", "engine_messages", "ports", "wire"},
     2: {"buffer", "data", "engine", "learner", "metrics", "rewards", "rollout", "weights"},
     3: {"plan", "system", "viewer"},
     4: {"__main__", "cli", "evaluate"},

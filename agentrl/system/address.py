@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import closing
-
 from agentrl.config.recipe import Recipe
 
-__all__ = ["LOOPBACK", "bind_address", "free_port"]
+__all__ = ["LOOPBACK", "bind_address"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -20,11 +17,3 @@ def bind_address(recipe: Recipe) -> str:
 
     address: str = ray.util.get_node_ip_address()
     return address
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """A port that nobody listens on at this moment."""
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

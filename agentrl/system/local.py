@@ -14,7 +14,8 @@ from typing import Any
 import trio
 
 from agentrl.errors import Failure, ProcessDied
-from agentrl.system.address import LOOPBACK, free_port
+from agentrl.ports import free_port
+from agentrl.system.address import LOOPBACK
 from agentrl.system.child import READY_FD
 from agentrl.system.gpus import GPUs, visible_gpus
 from agentrl.system.process import Exit, ProcessSpec

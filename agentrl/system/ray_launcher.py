@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError, Failure, ProcessDied
-from agentrl.system.address import LOOPBACK, free_port
+from agentrl.ports import free_port
+from agentrl.system.address import LOOPBACK
 from agentrl.system.booking import bundles
 from agentrl.system.process import Exit, ProcessSpec, Role, StopSignal
 

@@ -20,7 +20,8 @@ import httpx
 from agentrl.config.recipe import Recipe
 from agentrl.engine_api import Abilities, EngineKeys
 from agentrl.errors import ConfigError, EngineUnavailable
-from agentrl.system.address import LOOPBACK, free_port
+from agentrl.ports import free_port
+from agentrl.system.address import LOOPBACK
 from agentrl.system.guardian import guarded, let_go
 
 __all__ = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import socket
+import os
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch import Tensor
 from agentrl.collective import broadcast, join_update_group, leave_update_group
 from agentrl.errors import PublishError
 from agentrl.faults import point
+from agentrl.ports import free_port
 from agentrl.weights.joint import together
 from agentrl.weights.member import CLEANUP_S, Member, unless_refused
 
@@ -23,8 +24,10 @@ __all__ = ["UpdateGroup"]
 
 _numbers = itertools.count()
 _POLL_S = 0.001  # between looks at an NCCL broadcast
-# NCCL's watchdog ends the process when a collective passes its timeout, so ours has to give up well before.
-_NCCL_MARGIN_S = 60.0
+_NCCL_MARGIN_S = 60.0  # of torch's timeout over ours, by which a collective is given up
+# torch's watchdog ends the process where NCCL tells an error, such as that of an engine that died, or a collective passes its timeout: all but for
+# groups made while this says 0 (ProcessGroupNCCL.hpp of torch 2.13: NoHandling). We look ourselves. Not yet run on GPUs.
+_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class UpdateGroup:
@@ -37,7 +40,7 @@ class UpdateGroup:
     def __init__(self, members: Sequence[Member], *, backend: str, address: str, deadline_s: float) -> None:
         self.members = tuple(members)
         self.backend, self.address, self.deadline_s = backend, address, deadline_s
-        self.port = _free_port(address)
+        self.port = free_port(address)
         self.name = f"weights-{next(_numbers)}-{self.port}"
         self._handle: dist.ProcessGroup | None = None
 
@@ -98,15 +101,17 @@ class UpdateGroup:
         )
 
     def _join(self) -> None:
-        self._handle = join_update_group(
-            master_address=self.address,
-            master_port=self.port,
-            rank=0,
-            world_size=self.world,
-            group_name=self.name,
-            backend=self.backend,
-            timeout_s=self.deadline_s + (_NCCL_MARGIN_S if self.backend == "nccl" else 0.0),
-        )
+        nccl = self.backend == "nccl"
+        with _unwatched() if nccl else nullcontext():
+            self._handle = join_update_group(
+                master_address=self.address,
+                master_port=self.port,
+                rank=0,
+                world_size=self.world,
+                group_name=self.name,
+                backend=self.backend,
+                timeout_s=self.deadline_s + (_NCCL_MARGIN_S if nccl else 0.0),
+            )
 
     def _leave(self) -> None:
         handle, self._handle = self._handle, None
@@ -114,21 +119,31 @@ class UpdateGroup:
             leave_update_group(handle)
 
 
-def _broadcast_nccl(flat: Tensor, group: dist.ProcessGroup, deadline_s: float) -> None:
+def _broadcast_nccl(flat: Tensor, group: dist.ProcessGroup, deadline_s: float, device: str = "cuda") -> None:
     """NCCL can give up: the communicator is aborted at the deadline. Not yet run on GPUs."""
-    on_gpu = flat.cuda(non_blocking=True)
-    work = dist.broadcast(on_gpu, src=0, group=group, async_op=True)
-    until = time.monotonic() + deadline_s
-    while not work.is_completed():
-        if time.monotonic() > until:
-            dist.distributed_c10d._abort_process_group(group)
-            raise PublishError(f"broadcast of {flat.numel()} bytes took longer than {timedelta(seconds=deadline_s)}")
-        time.sleep(_POLL_S)
-    work.wait()
+    try:
+        on_gpu = flat.to(device, non_blocking=True)
+        work = dist.broadcast(on_gpu, src=0, group=group, async_op=True)
+        until = time.monotonic() + deadline_s
+        while not work.is_completed():
+            if time.monotonic() > until:
+                dist.distributed_c10d._abort_process_group(group)
+                raise PublishError(f"broadcast of {flat.numel()} bytes took longer than {timedelta(seconds=deadline_s)}")
+            time.sleep(_POLL_S)
+        work.wait()
+    except RuntimeError as error:  # CUDA's and NCCL's
+        raise PublishError(f"broadcast of {flat.numel()} bytes failed: {error}") from error
 
 
-def _free_port(address: str) -> int:
-    with closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Groups made here are left alone by torch's watchdog."""
+    before = os.environ.get(_WATCHDOG)
+    os.environ[_WATCHDOG] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WATCHDOG]
+        else:
+            os.environ[_WATCHDOG] = before
