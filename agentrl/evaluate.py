@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ from agentrl.system.supervisor import Supervisor
 
 __all__ = ["evaluate"]
 
+log = logging.getLogger(__name__)
+
 _LOAD_DEADLINE_S = 600.0  # a large model's weights from a network disk
+_REST_S = 5.0  # before an engine that did not load is tried again
 _MANIFEST = "manifest.json"  # what tells a checkpoint from an exported model ...
 _CONFIG = "config.json"  # ... which has this
 
@@ -86,7 +91,7 @@ class _Evaluation:
             )
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
-                nursery.start_soon(_keep_loaded, cluster, self.model_dir, engine_clients(recipe))
+                nursery.start_soon(partial(_keep_loaded, cluster, self.model_dir, engine_clients(recipe), restarts=not recipe.engine.urls))
                 await self._follow(cluster)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
@@ -112,26 +117,32 @@ class _Evaluation:
                     return
 
 
-async def _keep_loaded(cluster: Cluster, model_dir: Path, connect: Callable[[str, int], EngineClient]) -> None:
+async def _keep_loaded(cluster: Cluster, model_dir: Path, connect: Callable[[str, int], EngineClient], *, restarts: bool) -> None:
     """Bring every engine to the model under one version, as the learner does in a run.
 
     consumes      the buffer's roster of engines
     produces      current engines; the version's publication, when all of the first ones have it
-    waits for     a change of the roster, or an engine's loading
+    waits for     a change of the roster, or an engine's loading, or that it is time to try one again
     unblocked by  cancellation at the end of the evaluation
+
+    Args:
+        restarts: an engine that does not load is given up, and restarted by the run that started it. Otherwise it is tried again.
     """
     version, revision, published = await cluster.buffer.reserve_version(reason="initial"), 0, False
+    resting: dict[int, float] = {}  # engines that did not load, by incarnation: until when they are left alone
     while True:
         roster = await cluster.buffer.engines(after=revision, wait_s=EVENTS_POLL_S)
         revision = roster.revision
         for entry in roster.engines:
-            if entry.current or entry.given_up:
+            if entry.current or entry.given_up or resting.get(entry.incarnation, 0.0) > trio.current_time():
                 continue
             try:
                 async with connect(entry.url, entry.index) as engine:
                     await engine.update_from_disk(str(model_dir), version=version, deadline_s=_LOAD_DEADLINE_S)
-            except EngineUnavailable as error:  # it has died, or is to be restarted
-                await cluster.buffer.engine_fenced(entry.index, entry.incarnation, str(error), give_up=True)
+            except EngineUnavailable as error:  # it has died, or is to be restarted, or is late
+                log.warning("engine %d did not load the model: %s", entry.index, error)
+                resting[entry.incarnation] = trio.current_time() + _REST_S
+                await cluster.buffer.engine_fenced(entry.index, entry.incarnation, str(error), give_up=restarts)
             else:
                 await cluster.buffer.engine_current(entry.index, entry.incarnation, version)
         current = [entry.index for entry in (await cluster.buffer.engines(after=0, wait_s=0.0)).engines if entry.current]

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from agentrl.system.process import Launcher, Role
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.supervisor import Supervisor
 
-__all__ = ["EVENTS_POLL_S", "Beside", "Driver", "console_of", "make_launcher", "told"]
+__all__ = ["EVENTS_POLL_S", "Beside", "Driver", "console_of", "make_launcher", "told", "with_beside"]
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,10 @@ EVENTS_POLL_S = 10.0
 LAST_CHECKPOINT_S = 120.0  # how long a stopped run may take to finish its batch and write its checkpoint
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Work of a command beside its run, with the resolved recipe, the model directory and the servers; cancelled when the run ends.
+# Work of a command beside its run, with the resolved recipe, the model directory and the servers; a run that has finished waits for it.
 Beside = Callable[[Recipe, Path, Cluster], Awaitable[None]]
+
+BESIDE_S = 300.0  # ... for so long: a large model scores a few short texts
 
 _ENDS = {"finished": "finished", "stopping": "stopped"}  # phases of the buffer that end the driver's following
 
@@ -63,6 +66,19 @@ def console_of(recipe: Recipe) -> Console:
 def told(console: Console) -> Progress:
     """The preparing stage's progress, shown."""
     return lambda what, done, of: console.phase("preparing", done=done, total=of, detail=what)
+
+
+async def with_beside(follow: Callable[[], Awaitable[str]], beside: Callable[[], Awaitable[None]] | None, *, patience_s: float = BESIDE_S) -> str:
+    """Follow a run to its end, with work beside it that has `patience_s` more once the run has finished, and no time at all where it was stopped.
+
+    Returns what `follow` does: the phase reached.
+    """
+    async with trio.open_nursery() as work:
+        if beside is not None:
+            work.start_soon(beside)
+        phase = await follow()
+        work.cancel_scope.deadline = trio.current_time() + (patience_s if phase == "finished" else 0.0)
+    return phase
 
 
 @dataclass
@@ -106,9 +122,8 @@ class Driver:
             async with cluster.buffer:
                 nursery.start_soon(supervisor.probe)
                 nursery.start_soon(self._signal_loop, cluster, nursery)
-                if self.beside is not None:
-                    nursery.start_soon(self.beside, recipe, self.model_dir, cluster)
-                phase = await self._follow(cluster, supervisor, nursery)
+                beside = None if self.beside is None else partial(self.beside, recipe, self.model_dir, cluster)
+                phase = await with_beside(partial(self._follow, cluster, supervisor, nursery), beside)
                 await supervisor.stop()
             nursery.cancel_scope.cancel()
         return phase

@@ -13,7 +13,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.data.sources import first_tasks
 from agentrl.engine_api import EngineClient, EngineKeys, GenerateRequest
 from agentrl.env import Environment
-from agentrl.errors import EngineError, EnvironmentFailure
+from agentrl.errors import EngineError, EngineUnavailable, EnvironmentFailure
 from agentrl.resolve import called, resolve
 from agentrl.rollout.chat import ChatTemplate, read_settings, special_tokens
 from agentrl.rollout.tokens import TokenEncoder
@@ -63,20 +63,27 @@ def probe_texts(model_dir: Path) -> list[str]:
 
 async def tokenizer(engine: EngineClient, model_dir: Path, texts: Sequence[str]) -> Check:
     """Whether an engine reads texts as the run's tokenizer does, and writes ids as it does: stop strings are found in what it writes."""
-    ours, encoder = Tokenizer.from_file(str(model_dir / "tokenizer.json")), TokenEncoder.load(model_dir)
-    remedy = f"Start {engine!r} with the tokenizer of {model_dir} (SGLang: --tokenizer-path), in the same version"
     try:
-        for number, text in enumerate(texts):
-            theirs = await engine.score_text(text, rid=f"selftest/{engine.index}/{number}")
-            readings = [list(ours.encode(text, add_special_tokens=added).ids) for added in (True, False)]
-            if not any(theirs.reads(ids) for ids in readings):
-                told = f"engine {engine.index} reads {text!r} as {list(theirs.ids)}, the run's tokenizer as {readings[1]}"
-                return Check(name="tokenizer", passed=False, told=told, remedy=remedy)
-        prompt = ours.encode(texts[0], add_special_tokens=False).ids
-        request = GenerateRequest(rid=f"selftest/{engine.index}/said", input_ids=prompt, max_new_tokens=_SAID, temperature=0.0)
-        reply = await engine.generate(request)
+        return await _tokenizer(engine, model_dir, texts)
+    except EngineUnavailable as error:
+        told = f"engine {engine.index} could not be asked: {error}"
+        return Check(name="tokenizer", passed=False, told=told, remedy="It died or does not answer, which says nothing about tokens: see its log")
     except EngineError as error:
         return Check(name="tokenizer", passed=False, told=str(error), remedy=f"Does {engine!r} have a tokenizer? Stop strings need one")
+
+
+async def _tokenizer(engine: EngineClient, model_dir: Path, texts: Sequence[str]) -> Check:
+    ours, encoder = Tokenizer.from_file(str(model_dir / "tokenizer.json")), TokenEncoder.load(model_dir)
+    remedy = f"Start {engine!r} with the tokenizer of {model_dir} (SGLang: --tokenizer-path), in the same version"
+    for number, text in enumerate(texts):
+        theirs = await engine.score_text(text, rid=f"selftest/{engine.index}/{number}")
+        readings = [list(ours.encode(text, add_special_tokens=added).ids) for added in (True, False)]
+        if not any(theirs.reads(ids) for ids in readings):
+            told = f"engine {engine.index} reads {text!r} as {list(theirs.ids)}, the run's tokenizer as {readings[1]}"
+            return Check(name="tokenizer", passed=False, told=told, remedy=remedy)
+    prompt = ours.encode(texts[0], add_special_tokens=False).ids
+    request = GenerateRequest(rid=f"selftest/{engine.index}/said", input_ids=prompt, max_new_tokens=_SAID, temperature=0.0)
+    reply = await engine.generate(request)
     written = encoder.decode(reply.output_ids)
     # Engines may write a text for itself, or as it goes on from the prompt: some tokenizers drop a space at the beginning of a text.
     going_on = encoder.decode([*prompt, *reply.output_ids.tolist()]).removeprefix(encoder.decode(prompt))

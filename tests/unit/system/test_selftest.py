@@ -4,13 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 from learner_scene import tiny_recipe, tiny_tokenizer
+from trio.testing import MockClock
 
 from agentrl.config.load import load_recipe
+from agentrl.errors import EngineRefused
 from agentrl.rollout.chat import ChatTemplate
+from agentrl.rollout.tokens import TokenEncoder
 from agentrl.system.check import Check, canary, log_probs, nothing_changes
-from agentrl.system.probe import template, vocabulary
+from agentrl.system.driver import with_beside
+from agentrl.system.probe import template, tokenizer, vocabulary
 from agentrl.system.selftest import selftest_recipe
+from agentrl.testing.engine import FakeEngine
 from agentrl.testing.tokenizer import CHAT_TEMPLATE
 
 ROOT = Path(__file__).parents[3]
@@ -102,6 +108,41 @@ def test_the_canary_must_have_been_heard_at_every_engine(tmp_path):
     assert canary(tmp_path).passed
     write_lines(tmp_path / "canary.jsonl", heard(0), heard(1), {"version": 1, "verdict": "the canary: engine 0 and the learner"})
     assert str(canary(tmp_path)) == "FAIL  canary            the canary: engine 0 and the learner"
+
+
+@pytest.mark.parametrize(("dead", "told"), [(True, "could not be asked"), (False, "have a tokenizer?")])
+def test_an_engine_that_does_not_answer_says_nothing_about_its_tokenizer(tmp_path, dead, told):
+    folder = tiny_tokenizer(tmp_path)
+    engine = FakeEngine(lambda body: (), encoder=TokenEncoder.load(folder))
+    engine.dead, engine.scores = dead, refuse
+    line = str(trio.run(tokenizer, engine.client(), folder, ["a text"]))
+    assert line.startswith("FAIL  tokenizer ")
+    assert told in line
+
+
+def refuse(ids):
+    raise EngineRefused("no tokenizer")
+
+
+@pytest.mark.parametrize(("phase", "asked"), [("finished", True), ("stopped", False)])
+def test_a_run_that_finishes_waits_for_what_is_asked_beside_it_and_one_that_is_stopped_does_not(phase, asked):
+    answers = []
+
+    async def follow():
+        await trio.sleep(1.0)
+        return phase
+
+    async def beside():
+        await trio.sleep(60.0)
+        answers.append("all")
+
+    async def main():
+        assert await with_beside(follow, beside, patience_s=100.0) == phase
+        assert await with_beside(follow, trio.sleep_forever, patience_s=100.0) == phase
+        assert await with_beside(follow, None) == phase
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert bool(answers) == asked
 
 
 @pytest.mark.parametrize(
