@@ -27,11 +27,6 @@ class SlotTable:
         self._kept: dict[int, _Kept] = {}
         self._ages = itertools.count()
 
-    @property
-    def available(self) -> int:
-        """Slots that no running request holds."""
-        return len(self._free) + len(self._kept)
-
     def resume(self, tokens: Sequence[int], key: str) -> tuple[int, int] | None:
         """Take the kept slot with the longest proper prefix of `tokens`: (slot, prefix length), None where there is none."""
         best: tuple[int, int] | None = None

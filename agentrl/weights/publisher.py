@@ -101,28 +101,6 @@ class Publisher:
         if (told := (await engine.model_info()).version) != version:
             raise EngineError(f"{engine} reports version {told} after it loaded version {version} from {path}")
 
-    async def cold_start(self, version: int, path: Path) -> Published:
-        """Have every engine load a Hugging Face directory as `version`: initial and restored weights.
-
-        Raises:
-            PublishError: no engine could.
-        """
-        started, fenced = time.monotonic(), dict[int, str]()
-
-        async def sync(engine: EngineClient) -> None:
-            try:
-                await self.cold_sync(engine, version, path)
-            except EngineError as error:
-                fenced[engine.index] = str(error)
-
-        async with trio.open_nursery() as nursery:
-            for engine in self._engines:
-                nursery.start_soon(sync, engine)
-        reached = [engine.index for engine in self._engines if engine.index not in fenced]
-        _require_one(version, reached, fenced)
-        nbytes = await trio.to_thread.run_sync(_weight_bytes, path)
-        return Published(version=version, engines=tuple(reached), fenced=fenced, seconds=time.monotonic() - started, nbytes=nbytes)
-
     async def publish(self, snapshot: Snapshot) -> Published:
         """Bring the engines to `snapshot`. One that fails costs the others nothing (in a common group: a bucket's deadline and 5 s at most).
 
@@ -253,7 +231,3 @@ class _Attempt:
 def _require_one(version: int, reached: Sequence[int], fenced: Mapping[int, str]) -> None:
     if not reached:
         raise PublishError(f"version {version} could not be brought to any engine: {'; '.join(dict.fromkeys(fenced.values())) or 'there is none'}")
-
-
-def _weight_bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
