@@ -196,9 +196,14 @@ class EngineClient:
         group: str,
         version: int | None = None,
         flush_cache: bool = False,
+        piece_bytes: int | None = None,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> None:
-        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version."""
+        """Receive one bucket over the group, as one flat broadcast of bytes from rank 0. The last one of a session names the version.
+
+        Args:
+            piece_bytes: it comes as broadcasts of so many bytes each (`collective.broadcast_pieces`); only engines with staged updates know it.
+        """
         body: dict[str, Any] = {
             "names": list(bucket.names),
             "dtypes": list(bucket.dtypes),
@@ -208,6 +213,7 @@ class EngineClient:
             "abort_all_requests": False,
             "load_format": "flattened_bucket",
         }
+        body |= {} if piece_bytes is None else {"piece_bytes": piece_bytes}
         await self._update("/update_weights_from_distributed", body | _named(version), deadline_s)
 
     async def end_update(self, *, checksums: Sequence[str] | None = None, deadline_s: float = UPDATE_DEADLINE_S) -> None:

@@ -3,7 +3,7 @@
     group: init ───────────────────────────────────────────> destroy
     session:      begin ── bucket, bucket, ... (staged) ── end: commit
 
-Each bucket is taken in by a thread of its own (agentrl.engine.intake) while the next one comes.
+Each piece of a bucket is taken in by a thread of its own (agentrl.engine.intake) while the next one comes.
 Nothing reaches the live weights before `end`. A session with a failed or unfinished bucket, whose group was destroyed meanwhile, or that
 never named a version, commits nothing: so ending a broken update is always safe.
 """
@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.collective import broadcast, join_update_group, leave_update_group, split_bucket, tensor_bytes, torch_dtype
+from agentrl.collective import CHECKED_BYTES, broadcast, broadcast_pieces, join_update_group, leave_update_group, torch_dtype
 from agentrl.engine.architecture import ModelConfig
-from agentrl.engine.intake import Intake
+from agentrl.engine.intake import Announced, Intake
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.thread import EngineThread
 from agentrl.engine.weights import read_tensors
@@ -53,17 +53,11 @@ class _Session:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bucket:
-    """The tensors that one update request announces."""
+    """What one update request announces."""
 
-    names: list[str]
-    dtypes: list[torch.dtype]
-    shapes: list[tuple[int, ...]]
+    announced: Announced
     flattened: bool
-
-    @property
-    def bytes(self) -> int:
-        """Size on the wire."""
-        return sum(tensor_bytes(dtype, shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
+    piece_bytes: int  # of each broadcast of a flattened one
 
 
 class WeightUpdates:
@@ -153,15 +147,14 @@ class WeightUpdates:
             try:
                 for earlier in session.intakes[:-1]:  # memory: two buckets
                     await asyncio.wrap_future(earlier)
-                received, buffer = await asyncio.to_thread(self._receive, bucket, self._groups[name])
+                taken = await asyncio.to_thread(self._receive, bucket, self._groups[name], session)
                 self._check_flush(body)
             except (EngineRefused, PublishError) as error:
                 session.broken = session.broken or str(error)
                 raise
             if session is self._session and not session.broken:
-                kept = self._scheduler.runner.weights.checked(received, complete=False)
-                session.intakes.append(self._intake.take_in(kept, received=buffer))
-                session.names |= kept.keys()
+                session.intakes.append(taken)
+                session.names |= {name for name in bucket.announced.names if not self._scheduler.runner.weights.is_tied_head(name)}
             session.version = version if version is not None else session.version
         return "Succeeded to update parameter online." + (f" Weight version updated to {version}." if version is not None else "")
 
@@ -229,18 +222,21 @@ class WeightUpdates:
         if "weights" in self._scheduler.asleep:
             raise EngineRefused("the engine is asleep, its weights are not there: resume_memory_occupation first")
 
-    def _receive(self, bucket: _Bucket, group: dist.ProcessGroup) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The tensors of a bucket, and the one buffer they are views of."""
-        device = self._scheduler.runner.device
+    def _receive(self, bucket: _Bucket, group: dist.ProcessGroup, session: _Session) -> Future[str]:
+        """Receive it; most of it is taken in then. The checksum of its bytes, when all is."""
+        weights, device = self._scheduler.runner.weights, self._scheduler.runner.device
         if bucket.flattened:
-            buffer = self._intake.buffer(bucket.bytes, device)
-            broadcast(buffer, group)
-            return split_bucket(buffer, bucket.names, bucket.dtypes, bucket.shapes), buffer
+            buffer = self._intake.buffer(bucket.announced.bytes, device)
+            # A session that failed or was ended may not write into the spare of the next one.
+            arrival = self._intake.arrival(bucket.announced, buffer, lambda: not session.broken)
+            for arrived in broadcast_pieces(buffer, group, bucket.piece_bytes):
+                arrival.advance(arrived)
+            return arrival.finish()
         tensors: dict[str, Tensor] = {}
-        for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+        for name, dtype, shape in zip(bucket.announced.names, bucket.announced.dtypes, bucket.announced.shapes, strict=True):
             tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             broadcast(tensors[name], group)
-        return tensors, None
+        return self._intake.take_in({} if session.broken else weights.checked(tensors, complete=False))
 
     def _check_flush(self, body: Mapping[str, Any]) -> None:
         """Raise EngineRefused where the cache is to be flushed and cannot be. (SGLang says so too, but when the new weights are live.)"""
@@ -263,13 +259,13 @@ class WeightUpdates:
             raise EngineRefused("names, dtypes and shapes must be lists of one length, at least 1")
         if body.get("load_format") not in (None, "flattened_bucket"):
             raise EngineRefused(f"load_format must be null or 'flattened_bucket', got {body['load_format']!r}")
-        bucket = _Bucket(
+        announced = Announced(
             names=[str(name) for name in names],
             dtypes=[torch_dtype(str(dtype).removeprefix("torch.")) for dtype in dtypes],
             shapes=[_shape(shape) for shape in shapes],
-            flattened=body.get("load_format") == "flattened_bucket",
         )
-        for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+        bucket = _Bucket(announced=announced, flattened=body.get("load_format") == "flattened_bucket", piece_bytes=_piece(body, announced.bytes))
+        for name, shape in zip(announced.names, announced.shapes, strict=True):
             self._scheduler.runner.weights.check(name, shape)
         return bucket
 
@@ -298,6 +294,15 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise EngineRefused(f"timeout_s must be a positive number of seconds, got {value!r}")
     return float(value)
+
+
+def _piece(body: Mapping[str, Any], whole: int) -> int:
+    if body.get("piece_bytes") is None:
+        return max(whole, 1)
+    size = _number(body, "piece_bytes")
+    if size <= 0 or size % CHECKED_BYTES:
+        raise EngineRefused(f"piece_bytes must be a positive multiple of {CHECKED_BYTES}, got {size}")
+    return size
 
 
 def _shape(value: Any) -> tuple[int, ...]:

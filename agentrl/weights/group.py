@@ -13,7 +13,7 @@ import torch.distributed as dist
 import trio
 from torch import Tensor
 
-from agentrl.collective import broadcast, join_update_group, leave_update_group
+from agentrl.collective import PIECE_BYTES, broadcast, broadcast_pieces, join_update_group, leave_update_group
 from agentrl.errors import PublishError
 from agentrl.faults import point
 from agentrl.ports import free_port
@@ -54,6 +54,11 @@ class UpdateGroup:
         """Processes in the group, ours included."""
         return 1 + sum(member.ranks for member in self.members)
 
+    @property
+    def piece_bytes(self) -> int | None:
+        """What a bucket's broadcasts are of, where members take in each while the next one comes; None: a bucket is one."""
+        return PIECE_BYTES if self.backend == "gloo" and all(member.staged for member in self.members) else None
+
     async def form(self) -> None:
         """Meet all members.
 
@@ -73,6 +78,8 @@ class UpdateGroup:
         point("learner.broadcast")
         if self.backend == "nccl":
             _broadcast_nccl(flat, self._handle, self.deadline_s)
+        elif self.piece_bytes is not None:
+            _broadcast_pieces(flat, self._handle, self.piece_bytes, self.deadline_s)
         else:
             broadcast(flat, self._handle)
 
@@ -117,6 +124,14 @@ class UpdateGroup:
         handle, self._handle = self._handle, None
         if handle is not None:
             leave_update_group(handle)
+
+
+def _broadcast_pieces(flat: Tensor, group: dist.ProcessGroup, piece_bytes: int, deadline_s: float) -> None:
+    """The group's timeout is a piece's; all of them have no more."""
+    until = time.monotonic() + deadline_s
+    for through in broadcast_pieces(flat, group, piece_bytes):
+        if time.monotonic() > until and through < flat.numel():
+            raise PublishError(f"broadcast of {flat.numel()} bytes took longer than {timedelta(seconds=deadline_s)}, {through} are through")
 
 
 def _broadcast_nccl(flat: Tensor, group: dist.ProcessGroup, deadline_s: float, device: str = "cuda") -> None:

@@ -3,7 +3,7 @@
     open ─> bucket 0 ─> bucket 1 ─> ... ─> close             per member: [pause] begin ... end [continue]
               └ while it travels its checksum is made, and the next one gathered (members that stage; others pause when all are)
 
-A bucket is one message of metadata to every member and one broadcast. It has one deadline.
+A bucket is one message of metadata to every member and one broadcast, or several of its pieces where all members know that. It has one deadline.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class Transfer:
                 group=self.group.name,
                 version=self._snapshot.version if last else None,
                 flush_cache=last and self._recipe.pause != "in_place",
+                piece_bytes=self.group.piece_bytes,
                 deadline_s=self.group.deadline_s + _ANSWER_S,
             )
 

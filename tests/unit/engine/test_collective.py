@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agentrl.collective import combined_checksum, flatten_bucket, split_bucket, tensor_checksum, torch_dtype
+from agentrl.collective import CHECKED_BYTES, Checksum, combined_checksum, flatten_bucket, split_bucket, tensor_checksum, torch_dtype
 from agentrl.errors import PublishError
 
 
@@ -26,6 +26,16 @@ def test_a_checksum_is_of_the_values_in_order_not_of_the_memory():
     assert tensor_checksum(tensor) == tensor_checksum(tensor.t().contiguous().t())
     assert tensor_checksum(tensor) != tensor_checksum(tensor + 1e-6)
     assert len(tensor_checksum(tensor)) == 16
+
+
+def test_a_checksum_made_of_pieces_is_that_of_the_whole():
+    whole = torch.arange(3 * CHECKED_BYTES // 4 + 5, dtype=torch.int32).view(torch.uint8)  # three blocks and 20 bytes
+    checksum = Checksum(whole.numel())
+    for piece in whole.split(2 * CHECKED_BYTES):
+        checksum.add(piece)
+    assert checksum.hexdigest() == tensor_checksum(whole)
+    swapped = whole.view(3 * CHECKED_BYTES // 4 + 5, 4).flip(0).flatten()
+    assert tensor_checksum(swapped) != tensor_checksum(whole)
 
 
 def test_a_combined_checksum_does_not_depend_on_order():
