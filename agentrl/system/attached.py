@@ -6,9 +6,11 @@ and comes back under a new incarnation as soon as it answers, fenced until the l
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -26,6 +28,17 @@ ADMISSION_DEADLINE_S = 20.0
 LOOK_DEADLINE_S = 5.0
 MISSES = 3  # answers that fail to come in a row before an engine counts as gone: one may be late under load
 _ROLE = "engine"
+# Of config.json: what decides which weights there are, and their shapes.
+_SIZES = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
 
 
 @dataclass
@@ -39,13 +52,21 @@ class AttachedEngines:
     """The servers of `engine.urls`. Their indexes are their places in it.
 
     Args:
+        model_dir: of the run's model; a server of another is refused.
         next_incarnation: gives numbers larger than any before.
         connect: makes the client of an engine, from its URL and index.
     """
 
     def __init__(
-        self, recipe: Recipe, *, buffer: BufferClient, next_incarnation: Callable[[], int], connect: Callable[[str, int], EngineClient]
+        self,
+        recipe: Recipe,
+        *,
+        model_dir: Path,
+        buffer: BufferClient,
+        next_incarnation: Callable[[], int],
+        connect: Callable[[str, int], EngineClient],
     ) -> None:
+        self._model_dir = model_dir
         self._recipe, self._buffer, self._next_incarnation = recipe, buffer, next_incarnation
         self._engines = [_Attached(connect(url, index)) for index, url in enumerate(recipe.engine.urls)]
 
@@ -103,7 +124,7 @@ class AttachedEngines:
 
     async def _require(self, client: EngineClient) -> None:
         info = await client.server_info(deadline_s=ADMISSION_DEADLINE_S)
-        await client.model_info(deadline_s=ADMISSION_DEADLINE_S)
+        _require_model(Path((await client.model_info(deadline_s=ADMISSION_DEADLINE_S)).model_path), self._model_dir)
         wanted = limit = self._recipe.rollout.limits.context_tokens
         if self._recipe.engine.kind == "sglang":
             require_abilities(info.version, self._recipe)
@@ -112,6 +133,20 @@ class AttachedEngines:
             raise ConfigError(
                 f"its context is {info.context_tokens} tokens, and with rollout.limits.context_tokens {limit} it needs {wanted}: start it with"
                 " more, or lower that"
+            )
+
+
+def _require_model(served: Path, ours: Path) -> None:
+    """Refuse a model of other sizes: SGLang 0.5.23 ends when it is given weights that do not fit. One whose directory is not seen here is let pass."""
+    try:
+        theirs, mine = (json.loads((path / "config.json").read_text(encoding="utf-8")) for path in (served, ours))
+    except OSError:
+        log.warning("the model that is served, %s, is not seen from here, and not compared with the run's", served)
+        return
+    for size in _SIZES:
+        if theirs.get(size) != mine.get(size):
+            raise ConfigError(
+                f"it serves {served}, whose {size} is {theirs.get(size)}, and the run's model has {mine.get(size)}: start it with --model-path {ours}"
             )
 
 

@@ -171,7 +171,11 @@ async def _start_servers(supervisor: Supervisor, specs: _Specs) -> str | None:
     if recipe.engine.urls:  # before anything that takes longer: a wrong URL is told at once
         assert supervisor.buffer is not None
         supervisor.attached = AttachedEngines(
-            recipe, buffer=supervisor.buffer, next_incarnation=supervisor.next_incarnation, connect=engine_clients(recipe)
+            recipe,
+            model_dir=specs.model_dir,
+            buffer=supervisor.buffer,
+            next_incarnation=supervisor.next_incarnation,
+            connect=engine_clients(recipe),
         )
         await supervisor.attached.admit()
 

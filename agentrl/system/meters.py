@@ -35,24 +35,32 @@ class EngineMeter:
             await engine.aclose()
 
     async def read(self) -> dict[str, float]:
-        """Idle share and tokens per second since the last reading, over all engines; nothing of an engine at its first."""
+        """Idle share and tokens per second since the last reading, over all engines; nothing of an engine at its first.
+
+        SGLang keeps no such counters: it tells a rate of its own, and no idle share.
+        """
         roster = await self._buffer.engines(after=0, wait_s=0.0)
         await self._follow(roster)
         idle, rate = [], 0.0
+        rates = 0
         for key, engine in self._engines.items():
             try:
-                counters = (await engine.server_info(deadline_s=READ_DEADLINE_S)).raw["embedded"]
-            except (EngineError, KeyError):
+                told = (await engine.server_info(deadline_s=READ_DEADLINE_S)).raw
+            except EngineError:
                 continue  # the supervisor judges engines; a reading may be missing
+            if (counters := told.get("embedded")) is None:
+                if (own := _own_rate(told)) is not None:
+                    rate, rates = rate + own, rates + 1
+                continue
             now = (time.monotonic(), float(counters["generated_tokens"]), float(counters["busy_s"]))
             before = self._last.get(key)
             self._last[key] = now
             if before is not None and now[0] > before[0]:
                 seconds = now[0] - before[0]
                 idle.append(max(0.0, 1.0 - (now[2] - before[2]) / seconds))
-                rate += (now[1] - before[1]) / seconds
-        busy = {"idle/engine": sum(idle) / len(idle), "engine/tokens_per_s": rate} if idle else {}
-        return busy | {"engine/current": sum(entry.current for entry in roster.engines)}
+                rate, rates = rate + (now[1] - before[1]) / seconds, rates + 1
+        busy = {"idle/engine": sum(idle) / len(idle)} if idle else {}
+        return busy | ({"engine/tokens_per_s": rate} if rates else {}) | {"engine/current": sum(entry.current for entry in roster.engines)}
 
     async def _follow(self, roster: EngineRoster) -> None:
         live = {(entry.index, entry.incarnation): entry for entry in roster.engines}
@@ -61,6 +69,13 @@ class EngineMeter:
             self._last.pop(key, None)
         for key in live.keys() - self._engines.keys():
             self._engines[key] = self._connect(live[key].url, live[key].index)
+
+
+def _own_rate(told: Mapping[str, Any]) -> float | None:
+    """What an SGLang server says of itself: tokens per second of its last decode steps, 0 where there were none lately."""
+    states = told.get("internal_states")
+    rate = states[0].get("last_gen_throughput") if isinstance(states, list) and states and isinstance(states[0], dict) else None
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 class FlowMeter:

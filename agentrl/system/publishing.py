@@ -70,6 +70,7 @@ class Publishing:
         self._newest: Snapshot | None = None  # the version that engines are brought to
         self._changed = trio.Event()  # replaced at every change
         self._metrics: dict[str, float] = {}
+        self._stopped = False
         self._sharing = sharing
         self._night = False  # engines are asleep, or falling asleep
         self._works = 0  # that engines must be awake for and that go on now
@@ -127,6 +128,8 @@ class Publishing:
                 await self._until(lambda: not self._night)
                 with self._working():
                     published = await self._publish(snapshot)
+                    if published is None:
+                        continue
                     await self._buffer.version_published(
                         version=published.version, engines=list(published.engines), seconds=published.seconds, bytes=published.nbytes
                     )
@@ -150,6 +153,11 @@ class Publishing:
             self._night = False
             self._wake()
 
+    def stop(self) -> None:
+        """The run was stopped: wait for no engine any more. The next start publishes its checkpoint's weights anyway."""
+        self._stopped = True
+        self._wake()
+
     def take_metrics(self) -> dict[str, float]:
         """The numbers of the last publishing, once."""
         told, self._metrics = self._metrics, {}
@@ -159,15 +167,18 @@ class Publishing:
         """Leave the publisher's group. The engines' connections close with the follow loop."""
         await self._publisher.aclose()
 
-    async def _publish(self, snapshot: Snapshot) -> Published:
-        """Send it until at least one engine has it.
+    async def _publish(self, snapshot: Snapshot) -> Published | None:
+        """Send it until at least one engine has it; None where there is none and the run was stopped.
 
         Raises:
             PublishError: none could be brought to it in ATTEMPTS attempts.
         """
         for attempt in itertools.count(1):
-            await self._until(lambda: bool(self._members), f"for an engine, to publish version {snapshot.version}")
+            await self._until(lambda: self._stopped or bool(self._members), f"for an engine, to publish version {snapshot.version}")
             sent = self._members
+            if not sent:
+                log.warning("version %d is not published: the run was stopped, and no engine lives", snapshot.version)
+                return None
             try:
                 published = await self._send(snapshot, sent)
             except PublishError as error:

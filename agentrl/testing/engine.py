@@ -55,6 +55,7 @@ class FakeEngine(httpx.AsyncBaseTransport):
         self._token_s = token_s
         self._eos = eos
         self._staged_update = staged_update
+        self.model_path = "fake"
         self._running: dict[str, _Running] = {}
         self._paused: str | None = None
         self._resumed = trio.Event()
@@ -232,7 +233,7 @@ class FakeEngine(httpx.AsyncBaseTransport):
             "/end_weight_update": self._end,
             "/update_weights_from_disk": self._load,
             "/weights_checker": lambda body: self._checksum(),
-            "/model_info": lambda body: httpx.Response(200, json={"model_path": "fake", "weight_version": self.weight_version}),
+            "/model_info": lambda body: httpx.Response(200, json={"model_path": self.model_path, "weight_version": self.weight_version}),
             "/server_info": lambda body: httpx.Response(200, json={"version": "0.5.23", "staged_update": self._staged_update}),
             "/v1/loads": lambda body: httpx.Response(200, json={"loads": [{"num_running_reqs": len(self._running), "num_waiting_reqs": 0}]}),
             "/health": lambda body: httpx.Response(200),

@@ -155,6 +155,8 @@ class LearnerProgram:
                     await self._checkpoint()
             if (pausing := _with_action(alarms, "pause")) is not None:
                 await self.buffer.stop(f"paused by {pausing}")
+        if self.lead and grant.end == "stopped":
+            self.publishing.stop()
         if self.checkpointed != self.step:
             await self._checkpoint()
 

@@ -1,5 +1,8 @@
 """Engines that a run is attached to: asked, left, taken back, never killed."""
 
+import json
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
@@ -20,17 +23,22 @@ RECIPE = Recipe.model_validate(
         "tasks": {"train": [{"path": "tasks.jsonl"}]},
         "env": {"factory": "my.module:Environment"},
         "engine": {"urls": ["http://engine-0", "http://engine-1"]},
+        "weights": {"transport": "disk"},
     }
 )
 
 
 class Scene:
-    def __init__(self):
+    def __init__(self, model_dir=Path("nowhere")):
         self.roster = Roster()
         self.fakes = [FakeEngine(turns(ENCODER, "one"), encoder=ENCODER) for _ in range(2)]
         numbers = iter(range(1, 100))
         self.attached = AttachedEngines(
-            RECIPE, buffer=self.roster, next_incarnation=lambda: next(numbers), connect=lambda url, index: self.fakes[index].client(index)
+            RECIPE,
+            model_dir=model_dir,
+            buffer=self.roster,
+            next_incarnation=lambda: next(numbers),
+            connect=lambda url, index: self.fakes[index].client(index),
         )
 
     async def look(self, times=1):
@@ -102,3 +110,17 @@ def test_one_that_was_restarted_between_two_looks_is_told_by_its_weights():
         assert scene.live[0] == (3, False)
 
     play(act)
+
+
+def test_a_server_of_another_model_is_refused_before_it_is_given_weights(tmp_path):
+    for name, hidden in (("ours", 192), ("theirs", 64)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen2", "hidden_size": hidden}))
+
+    async def main():
+        scene = Scene(tmp_path / "ours")
+        scene.fakes[1].model_path = str(tmp_path / "theirs")
+        with pytest.raises(ConfigError, match=r"http://engine-1: it serves .*theirs, whose hidden_size is 64, and the run's model has 192: start it"):
+            await scene.attached.admit()
+
+    trio.run(main)
