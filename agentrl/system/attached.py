@@ -137,7 +137,7 @@ class AttachedEngines:
 
 
 def _require_model(served: Path, ours: Path) -> None:
-    """Refuse a model of other sizes: SGLang 0.5.23 ends when it is given weights that do not fit. One whose directory is not seen here is let pass."""
+    """Refuse a model of other sizes: SGLang 0.5.23 ends when it is given weights that do not fit. One that is not seen from here passes."""
     try:
         theirs, mine = (json.loads((path / "config.json").read_text(encoding="utf-8")) for path in (served, ours))
     except OSError:
