@@ -149,6 +149,7 @@ class EngineServer:
             yield
         finally:
             await self._generation.stop()
+            await self._updates.stop()
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=200 if self._generation.thread.alive else 503)

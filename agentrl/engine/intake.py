@@ -105,8 +105,14 @@ class Intake:
         """Have the live weights again, as they were."""
         return self._thread.submit(self._parking.fetch)
 
+    def close(self) -> None:
+        """Take in nothing more. Blocks while something is being copied; what waits behind it is dropped."""
+        self._thread.shutdown(cancel_futures=True)
+
     def _give_away(self, weights: bool) -> None:
-        self._spare, self._free = None, []
+        self._spare = None
+        with self._lending:
+            self._free = []
         if self._live.embedding.device.type != "cpu":  # on a CPU they are in host memory already
             if weights:
                 self._parking.park(self._live.named.values())

@@ -78,6 +78,10 @@ class WeightUpdates:
             return "closed"
         return "receiving" if self._session.turn.locked() else "open"
 
+    async def stop(self) -> None:
+        """Nothing is updated from now on."""
+        await asyncio.to_thread(self._intake.close)
+
     def require_rest(self) -> None:
         """Raise EngineRefused while an update is under way."""
         if self._session is not None or self._loading:
