@@ -133,6 +133,7 @@ def test_an_update_that_does_not_fit_is_refused_before_the_collective(engine, po
             ({"shapes": []}, "lists of one length"),
             ({"weight_version": 1}, "weight_version must be a non-empty string, got 1"),
             ({"load_format": "direct"}, "load_format must be null or 'flattened_bucket'"),
+            ({"piece_bytes": 1000}, "piece_bytes must be a positive multiple of 8192, got 1000"),
         ]:
             refused = engine.post("/update_weights_from_distributed", json=good | change)
             assert refused.status_code == 400

@@ -1,83 +1,30 @@
-"""Where new weights wait: whose memory a bucket is received into, and what is left of it all when the engine stops."""
-
-import asyncio
-import threading
+"""A bucket on its way into the spare weights, piece by piece."""
 
 import pytest
 import torch
 from engine_loop import load_scheduler
 from tiny_qwen2 import write_tiny_qwen2
 
-from agentrl.collective import tensor_checksum
-from agentrl.engine.app import EngineServer
+from agentrl.collective import CHECKED_BYTES, flatten_bucket, tensor_checksum
 from agentrl.engine.intake import Announced, Intake
 
-CPU = torch.device("cpu")
 
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return write_tiny_qwen2(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def intake(model_dir):
-    found = Intake(load_scheduler(model_dir).runner.weights)
-    yield found
-    found.close()
-
-
-def bucket(weights) -> tuple[Announced, torch.Tensor]:
-    norm = weights.named["model.norm.weight"] + 1
-    return Announced(names=["model.norm.weight"], dtypes=[norm.dtype], shapes=[tuple(norm.shape)]), norm.view(torch.uint8)
-
-
-def received(intake: Intake) -> torch.Tensor:
-    """The memory of a bucket that was received and taken in."""
-    announced, sent = bucket(intake._live)
-    memory = intake.buffer(announced.bytes, CPU)
-    memory.copy_(sent)
-    arrival = intake.arrival(announced, memory, lambda: True)
-    arrival.advance(announced.bytes)
-    assert arrival.finish().result() == tensor_checksum(sent)
-    return memory
-
-
-def test_a_bucket_is_received_into_memory_of_one_before_it(intake):
-    assert received(intake).data_ptr() == received(intake).data_ptr()
-
-
-def test_two_buckets_that_are_received_at_the_same_time_never_share_memory(intake):
-    announced, _ = bucket(intake._live)
-    received(intake)  # one piece of memory is free
-    taken: list[torch.Tensor] = []
-    second = threading.Thread(target=lambda: taken.append(intake.buffer(announced.bytes, CPU)))
-
-    class Free(torch.Tensor):
-        """The moment at which it is looked at, another thread wants memory too."""
-
-        def numel(self) -> int:
-            if second.ident is None:
-                second.start()
-                second.join(0.05)  # it has to wait, for as long as we look
-            return super().numel()
-
-    intake._free = [kept.as_subclass(Free) for kept in intake._free]
-    first = intake.buffer(announced.bytes, CPU)
-    second.join()
-    assert first.data_ptr() != taken[0].data_ptr()
-
-
-def test_an_engine_that_stops_leaves_no_thread_behind(model_dir):
-    async def main() -> None:
-        server = EngineServer(model_dir, slots=2, context_tokens=16)
-        async with server.app.router.lifespan_context(server.app):
-            await server._updates.checksums()
-            assert names() > before
-
-    def names() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name.startswith(("intake", "engine"))}
-
-    before = names()
-    asyncio.run(main())
-    assert names() == before
+@pytest.mark.parametrize("wanted", [True, False])
+def test_tensors_that_lie_across_pieces_arrive_whole_where_they_are_wanted(tmp_path, wanted):
+    live = load_scheduler(write_tiny_qwen2(tmp_path / "model")).runner.weights
+    new = {name: torch.full_like(tensor, index + 1.0) for index, (name, tensor) in enumerate(live.named.items())}
+    flat = flatten_bucket(new.values())
+    intake = Intake(live)
+    intake.take_in(live.named).result()
+    buffer = intake.buffer(flat.numel(), torch.device("cpu"))
+    bucket = Announced(names=list(new), dtypes=[torch.float32] * len(new), shapes=[tuple(tensor.shape) for tensor in new.values()])
+    arrival = intake.arrival(bucket, buffer, lambda: wanted)
+    ends = [*range(CHECKED_BYTES, flat.numel(), CHECKED_BYTES), flat.numel()]
+    assert len(ends) > 3
+    for end in ends:
+        buffer[max(0, end - CHECKED_BYTES) : end] = flat[max(0, end - CHECKED_BYTES) : end]
+        arrival.advance(end)
+    assert arrival.finish().result() == tensor_checksum(flat)
+    spare = intake.commit(set(new)).named
+    assert all(torch.equal(tensor, (new if wanted else live.named)[name]) for name, tensor in spare.items())
+    assert intake.buffer(flat.numel(), torch.device("cpu")).data_ptr() == buffer.data_ptr()
