@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -169,11 +169,13 @@ def retriever(context: typer.Context) -> None:
 def engine_serve(
     model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A Hugging Face directory.")],
     host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one and says which.")] = 30000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one and says which.")] = 30000,
     slots: Annotated[int, typer.Option("--slots", min=1, help="Sequences generated at a time.")] = 64,
-    context_tokens: Annotated[int, typer.Option("--context-tokens", min=1, help="Longest sequence.")] = 4096,
+    context_tokens: Annotated[
+        int | None, typer.Option("--context-tokens", min=1, help="Longest sequence; by default 4096, or the model's positions where they are fewer.")
+    ] = None,
     threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option("--device")] = "cpu",
     api_key: Annotated[str | None, typer.Option("--api-key-variable", metavar="NAME", help="Environment variable with the key of callers.")] = None,
     admin_key: Annotated[str | None, typer.Option("--admin-key-variable", metavar="NAME", help="... with the key of control calls.")] = None,
 ) -> None:

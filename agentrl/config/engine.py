@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from agentrl.config.section import Positive, Seconds, Section
 
 __all__ = ["EngineRecipe"]
 
+
+def _with_scheme(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"http:// is missing: http://{url}")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_with_scheme)]
 Flag = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 # Where the server is, what it serves, who may ask it.
 SET_BY_RUN = frozenset({"host", "port", "model_path", "weight_version", "api_key", "admin_api_key", "config"})
@@ -23,7 +31,7 @@ class EngineRecipe(Section):
     """`embedded`: the engine of this project. `sglang`: SGLang servers, started with `python` or attached to by `urls`."""
     replicas: Positive = 1
     """Number of engines that are started."""
-    urls: list[str] = []
+    urls: list[Url] = []
     """Running servers to attach to instead. They are neither started nor stopped by the run; their weights become the run's."""
     slots: Positive = 64
     """Sequences generated at a time by an engine (SGLang: max_running_requests)."""

@@ -27,6 +27,8 @@ from agentrl.errors import ConfigError
 
 __all__ = ["dump_recipe", "load_recipe"]
 
+_LACKING_OF_A_LAYER = 2  # a recipe that is being written may lack one of name, run, model, tasks and env
+
 
 def load_recipe(paths: Sequence[Path], overrides: Sequence[str] = (), *, smoke: bool = False) -> Recipe:
     """The recipe of one or more files.
@@ -109,7 +111,17 @@ def _validated(document: Node) -> tuple[Recipe | None, list[str]]:
         recipe = Recipe.model_validate_json(json.dumps(value), strict=True)
         return recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": os.path.abspath(Path(recipe.run.dir).expanduser())})}), []
     except ValidationError as error:
-        return None, [str(problem) for problem in problems_of(error, document, Recipe)]
+        return None, [*(str(problem) for problem in problems_of(error, document, Recipe)), *_layer_hint(error, document)]
+
+
+def _layer_hint(error: ValidationError, document: Node) -> list[str]:
+    """A question where so much of the top level is missing that the file was perhaps made to be laid on another."""
+    lacks = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "missing" and len(detail["loc"]) == 1]
+    if len(lacks) < _LACKING_OF_A_LAYER:
+        return []
+    file = document.origin.label
+    first = "Give the recipe first: agentrl validate recipes/search_r1_nq.yaml"
+    return [f"{file}: is this a file that is laid on a recipe? {first} {file}"]
 
 
 def _endless(value: Any, above: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], float]]:

@@ -79,9 +79,14 @@ def _one_kind(part: Schema) -> str:
             members = part["prefixItems"] if "prefixItems" in part else [part["items"]]
             return "a list of " + ("sections" if "$ref" in members[0] else f"{len(members)} numbers" if len(members) > 1 else _kind(members[0]))
         case "object":
-            return "a map of sections" if isinstance(part.get("additionalProperties"), Mapping) else "a map"
+            return _map_kind([part.get("additionalProperties"), *part.get("patternProperties", {}).values()])
         case kind:
             return {"string": "text", "boolean": "`true`, `false`", "null": "none"}.get(str(kind), str(kind)) + _range(part)
+
+
+def _map_kind(members: list[Any]) -> str:
+    member = next((member for member in members if isinstance(member, Mapping)), {})
+    return "a map of sections" if "$ref" in member else "a map of texts" if member.get("type") == "string" else "a map"
 
 
 def _range(part: Schema) -> str:

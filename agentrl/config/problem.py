@@ -51,6 +51,9 @@ def _problem(detail: Any, document: Node, schema: _Schema) -> Problem:
     name = path_text(path)
     if kind == "missing" and isinstance(path[-1], str):
         return Problem(origin=_deepest(document, path[:-1]).origin, text=f"missing key {name}: {schema.expected(path)}")
+    if path[-1:] == ("[key]",):  # of a map whose keys have a form
+        key = _deepest(document, path[:-1])
+        return Problem(origin=key.key or key.origin, text=f"{path_text(path[:-2])}: a key must be {schema.expected_key(path[:-2])}, got {path[-2]!r}")
     node = _deepest(document, path)
     if kind == "extra_forbidden":
         return Problem(origin=node.key or node.origin, text=f"unknown key {name}{schema.suggestion(path)}")
@@ -59,7 +62,9 @@ def _problem(detail: Any, document: Node, schema: _Schema) -> Problem:
     if kind in ("missing", "too_long", "too_short"):  # of a list: the list is wrong, not the item that is not there
         path = path if isinstance(detail["input"], list) and kind != "missing" else path[:-1]
         node = _deepest(document, path)
-    return Problem(origin=node.origin, text=f"{path_text(path)} must be {schema.expected(path)}, got {_shown(plain(node))}")
+    expected, value = schema.expected(path), plain(node)
+    quoted = f" (a text, in quotes: {_quoted(path[-1], value)})" if expected.startswith("a string") and isinstance(value, bool | int | float) else ""
+    return Problem(origin=node.origin, text=f"{path_text(path)} must be {expected}, got {_shown(value)}{quoted}")
 
 
 def _deepest(document: Node, path: Sequence[Step]) -> Node:
@@ -78,6 +83,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+def _quoted(step: Step, value: float) -> str:
+    text = f'"{json.dumps(value)}"'
+    return text if isinstance(step, int) else f"{step}: {text}"
+
+
 class _Schema:
     """Answers about a model's JSON schema: what a key must be, and which key may have been meant."""
 
@@ -87,6 +97,11 @@ class _Schema:
     def expected(self, path: Sequence[Step]) -> str:
         """What the value at `path` must be, e.g. `an integer >= 0`."""
         return self._sentence(self._at(path))
+
+    def expected_key(self, path: Sequence[Step]) -> str:
+        """What a key of the map at `path` must be."""
+        forms = list(self._at(path).get("patternProperties", {}))
+        return self._sentence({"type": "string", "pattern": forms[0]} if forms else {"type": "string"})
 
     def suggestion(self, path: Sequence[Step]) -> str:
         """` (did you mean a.b?)`, or nothing: a similar key of the same section, else the same key of another."""
@@ -108,7 +123,8 @@ class _Schema:
                 items = schema.get("prefixItems", [])
                 schema = items[step] if step < len(items) else schema.get("items", {})
             else:
-                schema = schema.get("properties", {}).get(step) or schema.get("additionalProperties") or {}
+                members = [schema.get("properties", {}).get(step), schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()]
+                schema = next(filter(None, members), {})
             schema = self._resolve(schema) if isinstance(schema, Mapping) else {}
         return schema
 

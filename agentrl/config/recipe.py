@@ -21,7 +21,7 @@ from agentrl.config.model import Architecture, LoraRecipe, ModelRecipe, PrepareR
 from agentrl.config.placement import refused_placement
 from agentrl.config.profile import ProfileRecipe
 from agentrl.config.rollout import LimitsRecipe, OverLongRecipe, RolloutRecipe
-from agentrl.config.run import EvalRecipe, EvalSet, MetricsRecipe, ResourcesRecipe, RunRecipe
+from agentrl.config.run import EvalRecipe, EvalSet, MetricsRecipe, ResourcesRecipe, RoleEnvironments, RunRecipe
 from agentrl.config.section import Section
 from agentrl.config.tasks import CurriculumRecipe, EnvRecipe, RetrieverRecipe, TaskSource, TasksRecipe
 from agentrl.config.weights import WeightsRecipe
@@ -58,6 +58,7 @@ __all__ = [
     "ReplayRecipe",
     "ResourcesRecipe",
     "RetrieverRecipe",
+    "RoleEnvironments",
     "RolloutRecipe",
     "RunRecipe",
     "ScheduleRecipe",

@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 from agentrl.config.section import Positive, Section
 from agentrl.config.tasks import TaskSource
 
-__all__ = ["EvalRecipe", "EvalSet", "MetricsRecipe", "ResourcesRecipe", "RunRecipe"]
+__all__ = ["EvalRecipe", "EvalSet", "MetricsRecipe", "ResourcesRecipe", "RoleEnvironments", "RunRecipe"]
 
-Role = Literal["buffer", "engine", "learner", "retriever", "worker"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Variables = dict[EnvironmentName, str]
 
 _OURS = frozenset({"PYTHONPATH", "CUDA_VISIBLE_DEVICES"})
 
@@ -85,6 +85,27 @@ class MetricsRecipe(Section):
     """The trackers' project."""
 
 
+class RoleEnvironments(Section):
+    """Environment variables by role, for example `engine: {NCCL_DEBUG: INFO}`; a value is a text: `"1"`, in quotes. A process whose variables are
+    others does not start."""
+
+    buffer: Variables = {}
+    """Of the buffer."""
+    engine: Variables = {}
+    """Of every engine."""
+    learner: Variables = {}
+    """Of every rank."""
+    retriever: Variables = {}
+    """Of the retriever."""
+    worker: Variables = {}
+    """Of every worker."""
+
+    def of(self, role: str) -> dict[str, str]:
+        """The variables of `role`; none where it is not among the fields."""
+        variables: dict[str, str] = self.model_dump().get(role, {})
+        return variables
+
+
 class ResourcesRecipe(Section):
     """What the processes are placed on. CPUs are shares that Ray books, not limits. GPUs are counted out to processes by both launchers."""
 
@@ -108,13 +129,12 @@ class ResourcesRecipe(Section):
     (0 means that, too)."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack`: on as few nodes as possible. `spread`: on as many."""
-    environment: dict[Role, dict[EnvironmentName, str]] = {}
-    """Environment variables by role (buffer, engine, learner, retriever, worker), for example `engine: {NCCL_DEBUG: INFO}`. A process whose
-    variables are others does not start."""
+    environment: RoleEnvironments = RoleEnvironments()
+    """Environment variables of the processes."""
 
     @model_validator(mode="after")
     def _not_ours(self) -> ResourcesRecipe:
-        for role, variables in self.environment.items():
-            if taken := sorted(_OURS & variables.keys()):
+        for role in type(self.environment).model_fields:
+            if taken := sorted(_OURS & self.environment.of(role).keys()):
                 raise ValueError(f"resources.environment.{role}: {taken[0]} is set by agentrl itself; leave it out")
         return self

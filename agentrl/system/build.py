@@ -48,6 +48,7 @@ def refuse_unsupported(recipe: Recipe) -> None:
     Raises:
         ConfigError: naming key and remedy.
     """
+    engine_clients(recipe)  # for the keys alone
     if recipe.engine.kind == "sglang":
         require_sglang(recipe)
     if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
@@ -80,9 +81,9 @@ def environment_file(recipe: Recipe) -> str:
 
 
 def missing_code(recipe: Recipe) -> list[str]:
-    """What of the classes and functions that a recipe names is not there, or does not take its options; a run would end with it."""
+    """What a run would end with: a program, a key or a package that is not there; a class or function that is not, or does not take its options."""
     told = []
-    for look in (environment_file, find_recipe_code):
+    for look in (refuse_unsupported, environment_file, find_recipe_code):
         try:
             look(recipe)
         except ConfigError as error:
@@ -113,7 +114,6 @@ class _Specs:
 
     def of(self, role: Role, index: int = 0, **payload: Any) -> ProcessSpec:
         cpus, gpus = booked(self.recipe, role)
-        variables = {str(name): of_role for name, of_role in self.recipe.resources.environment.items()}
         return ProcessSpec(
             role=role,
             index=index,
@@ -125,7 +125,7 @@ class _Specs:
             cpus=cpus,
             gpus=gpus,
             pair=pair(self.recipe, role, index),
-            environment=variables.get(role.value, {}),
+            environment=self.recipe.resources.environment.of(role.value),
         )
 
 

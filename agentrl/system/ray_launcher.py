@@ -24,6 +24,7 @@ from agentrl.ports import free_port
 from agentrl.system.address import LOOPBACK
 from agentrl.system.booking import bundles
 from agentrl.system.process import Exit, ProcessSpec, Role, StopSignal
+from agentrl.system.ray_address import refusal, require_listener
 
 __all__ = ["RayLauncher", "RayProcess", "RoleActor"]
 
@@ -81,14 +82,20 @@ class RayLauncher:
             _quiet()
             environment = {"env_vars": {"PYTHONPATH": self._python_path}} if self._python_path else {}
             resources = {} if self._recipe.run.ray_address else {"num_cpus": max(os.cpu_count() or 1, _booked_cpus(self._recipe))}
-            ray.init(
-                address=self._recipe.run.ray_address or "local",  # without, Ray would join one that somebody else has started here
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env=environment or None,
-                **resources,
-            )
+            address = self._recipe.run.ray_address
+            if address:
+                require_listener(address)
+            try:
+                ray.init(
+                    address=address or "local",  # without, Ray would join one that somebody else has started here
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env=environment or None,
+                    **resources,
+                )
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise refusal(error, address) from error
         self._require_reach()
         self._place()
 

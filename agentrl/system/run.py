@@ -22,6 +22,7 @@ from agentrl.metrics.summary import summarise
 from agentrl.system.build import environment_file, find_recipe_code, refuse_unsupported
 from agentrl.system.driver import Beside, Driver, console_of
 from agentrl.system.notify import require_program
+from agentrl.system.ray_address import require_listener
 from agentrl.system.rundir import RunDirectory
 from agentrl.system.status import ledger_of, overlap_of
 
@@ -43,6 +44,8 @@ def run(recipe: Recipe, *, command: list[str], smoke: bool, fresh: bool, beside:
     refuse_unsupported(recipe)
     require_files(recipe)
     require_program(recipe.health)
+    if recipe.run.launcher == "ray" and recipe.run.ray_address:
+        require_listener(recipe.run.ray_address)  # before a model is prepared for nothing
     found_in = environment_file(recipe)
     find_recipe_code(recipe)
     for caution in cautions(recipe):

@@ -39,9 +39,11 @@ __all__ = [
 CONTEXT_MARGIN = 8
 _ASK_EVERY_S = 0.5
 _LAST_LINES = 20
+_TESTED = "0.5.23"
 _VERSION_DEADLINE_S = 20.0
 # So much of the memory SGLang would book on a CPU is enough: weights and cache are sized by the flags below. Its default is nearly all of it.
 _CPU_MEMORY_SHARE = 0.1
+_REFUSED = re.compile(r".+?: error: (?:unrecognized arguments: (?P<unknown>.*)|.*)")  # argparse's last line, after a usage of hundreds
 _FIND_VERSION = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
 
 
@@ -58,8 +60,8 @@ def require_sglang(recipe: Recipe) -> None:
     if engine.python is None:
         raise ConfigError(
             "engine.kind sglang needs engine.python, the Python of an environment that has sglang (it pins torch and transformers, so it has one"
-            " of its own): python3 -m venv sglang && sglang/bin/pip install sglang, then engine.python=sglang/bin/python. Or attach to running"
-            " servers: engine.urls"
+            f' of its own): python3 -m venv sglang && sglang/bin/pip install "sglang=={_TESTED}", then engine.python=sglang/bin/python. Or attach to'
+            " running servers: engine.urls"
         )
     require_abilities(installed_version(engine.python), recipe)
 
@@ -88,7 +90,7 @@ def installed_version(python: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"engine.python {python} cannot be run: {error}") from error
     if found.returncode != 0:
-        raise ConfigError(f"engine.python {python} has no sglang: {python} -m pip install sglang")
+        raise ConfigError(f'engine.python {python} has no sglang: {python} -m pip install "sglang=={_TESTED}"')
     return found.stdout.strip()
 
 
@@ -161,6 +163,7 @@ class SGLangServer:
     log: Path
     keys: EngineKeys
     guardian: subprocess.Popen[bytes]
+    python: str
     keys_file: Path | None = None
 
     @classmethod
@@ -169,16 +172,17 @@ class SGLangServer:
         port, keys = free_port(host), EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
         log.parent.mkdir(parents=True, exist_ok=True)
         keys_file = write_keys(keys, log.parent)
+        launched = launch_command(recipe, model_dir, host=host, port=port, keys_file=keys_file)
         with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:  # SGLang logs its arguments, keys among them
             guardian = subprocess.Popen(
-                guarded(launch_command(recipe, model_dir, host=host, port=port, keys_file=keys_file)),
+                guarded(launched),
                 stdin=subprocess.PIPE,  # closes with this process: the server does not outlive it
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=launch_environment(recipe),
                 start_new_session=True,
             )
-        return cls(url=f"http://{host}:{port}", log=log, keys=keys, guardian=guardian, keys_file=keys_file)
+        return cls(url=f"http://{host}:{port}", log=log, keys=keys, guardian=guardian, python=launched[0], keys_file=keys_file)
 
     def __enter__(self) -> SGLangServer:
         return self
@@ -202,7 +206,7 @@ class SGLangServer:
         with httpx.Client(trust_env=False) as http:
             while time.monotonic() < until:
                 if (code := self.guardian.poll()) is not None:
-                    raise EngineUnavailable(f"the SGLang server ended with code {code} while it started. {self.last_lines()}")
+                    raise EngineUnavailable(f"{self._refused()}the SGLang server ended with code {code} while it started. {self.last_lines()}")
                 try:
                     if http.get(f"{self.url}/ready", headers=self.keys.headers("/ready"), timeout=_ASK_EVERY_S).status_code == httpx.codes.OK:
                         self._forget_keys()
@@ -223,11 +227,28 @@ class SGLangServer:
 
     def last_lines(self) -> str:
         """The end of its output, for error messages."""
+        lines = self._output()
+        lines = lines[-1:] if self._refusal() else lines[-_LAST_LINES:]
+        return f"The last lines of {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
+
+    def _refusal(self) -> re.Match[str] | None:
+        """The line that says why it does not take its command line; None where it did."""
+        lines = self._output()
+        return _REFUSED.fullmatch(lines[-1]) if any(line.startswith("usage: ") for line in lines) else None
+
+    def _refused(self) -> str:
+        """Which flags it does not know, if that is why it ended; only engine.options can have brought them."""
+        refused = self._refusal()
+        if refused is None or refused["unknown"] is None:
+            return ""
+        flags = ", ".join(word for word in refused["unknown"].split() if word.startswith("--"))
+        return f"engine.options names what SGLang {installed_version(self.python)} does not know: {flags}; "
+
+    def _output(self) -> list[str]:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         for key in filter(None, (self.keys.api, self.keys.admin)):
             text = text.replace(key, "<key>")
-        lines = text.splitlines()[-_LAST_LINES:]
-        return f"The last lines of {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
+        return text.splitlines()
 
 
 def _plain_environment() -> dict[str, str]:

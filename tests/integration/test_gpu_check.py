@@ -29,6 +29,7 @@ def test_every_check_passes_at_toy_size_and_is_written_down(tmp_path):
         [sys.executable, "-c", RUN, str(SCRIPT), "--device", "cpu", "--out", str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.endswith("no GPU: tiny models; flash attention, NCCL and CUDA graphs were not checked\n")
     [file] = tmp_path.glob("gpu_check_*.json")
     told = json.loads(file.read_text())
     assert {name: told[name]["verdict"] for name in ("learner", "engine", "transfer", "group", "speed:toy")} == dict.fromkeys(

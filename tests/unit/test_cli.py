@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from agentrl import __version__
 from agentrl.cli import app
 from agentrl.errors import ConfigError
+from agentrl.system.engine_server import fitting_context
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -100,6 +103,47 @@ def test_validate_names_code_that_is_not_there(tmp_path):
     told = CliRunner().invoke(app, ["validate", str(recipe), "env.factory=nothing:Here"])
     assert told.exit_code == 0
     assert "missing      env.factory: nothing:Here: module nothing cannot be imported" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((), "missing      engine.kind sglang needs engine.python"),
+        (("engine.python=/no/python",), "missing      engine.python /no/python cannot be run"),
+        (("engine.urls=[http://127.0.0.1:1]", "engine.api_key_variable=NO_KEY"), "missing      engine.api_key_variable is NO_KEY"),
+    ],
+)
+def test_validate_names_what_an_sglang_engine_lacks(overrides: tuple[str, ...], told: str):
+    ran = CliRunner().invoke(app, ["validate", QUICKSTART, "engine.kind=sglang", *overrides])
+    assert ran.exit_code == 0
+    assert told in ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [("--port", "99999"), ("--device", "tpu")])
+def test_an_engines_options_out_of_range_are_wrong_arguments(tmp_path: Path, option: tuple[str, str]):
+    ran = agentrl("engine", "serve", str(tmp_path), *option, after="assert 'torch' not in sys.modules")
+    assert (ran.returncode, "Traceback" in ran.stderr) == (2, False)
+    assert f"Invalid value for '{option[0]}'" in ran.stderr
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_told_before_the_model_is_looked_at(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = agentrl("engine", "serve", str(tmp_path), "--port", str(port))
+    assert (ran.returncode, ran.stderr) == (2, f"--host 127.0.0.1 --port {port} cannot be listened at: Address already in use\n")
+
+
+@pytest.mark.slow
+def test_an_engine_serves_as_long_sequences_as_its_model_can(tmp_path: Path):
+    config = {"model_type": "qwen2", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    for positions, asked, fitting in ((512, None, 512), (32768, None, 4096), (512, 100, 100)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+        assert fitting_context(tmp_path, asked) == fitting
+    with pytest.raises(ConfigError, match=r"--context-tokens 513: .* was made for 512 positions"):
+        fitting_context(tmp_path, 513)
 
 
 @pytest.mark.parametrize(("command", "lacks"), [(["export", "--out", "x"], "manifest.json"), (["engine", "serve"], "config.json")])

@@ -71,6 +71,19 @@ def test_files_are_merged_left_to_right_and_overrides_win(tmp_path: Path):
         ),
         ("eval:\n  sets: {a: {n: 2}}", "r.yaml:12:13: missing key eval.sets.a.tasks: a list with at least 1 item, each a map of keys and values"),
         ("weights:\n  keep_snapshots: no", "r.yaml:12:19: weights.keep_snapshots must be true or false, got 'no'"),
+        ("engine:\n  urls: ['host:30000']", "r.yaml:12:10: engine.urls[0]: http:// is missing: http://host:30000"),
+        (
+            "resources:\n  environment: {engin: {A: '1'}}",
+            "r.yaml:12:17: unknown key resources.environment.engin (did you mean resources.environment.engine?)",
+        ),
+        (
+            "resources:\n  environment: {engine: {A: 1}}",
+            'r.yaml:12:29: resources.environment.engine.A must be a string, got 1 (a text, in quotes: A: "1")',
+        ),
+        (
+            "resources:\n  environment: {engine: {A-B: x}}",
+            "r.yaml:12:26: resources.environment.engine: a key must be a string matching ^[A-Za-z_][A-Za-z0-9_]*$, got 'A-B'",
+        ),
         ("max_staleness: 1", "r.yaml:11:1: unknown key max_staleness (did you mean rollout.max_staleness?)"),
         (
             "engine: {context_tokens: 100}",
@@ -101,6 +114,12 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path):
 
 def test_a_missing_section_is_told_by_name(tmp_path: Path):
     assert told(tmp_path, SMALL.replace("env:\n  factory: my:Env\n", "")) == ["r.yaml:1:1: missing key env: a map of keys and values"]
+
+
+def test_a_file_that_is_laid_on_a_recipe_is_told_to_need_one(tmp_path: Path):
+    *lacking, question = told(tmp_path, "rollout: {workers: 2}\nrun: {steps: 3}\n")
+    assert [line.split(":")[3] for line in lacking] == [f" missing key {name}" for name in ("name", "model", "tasks", "env")]
+    assert question == ("r.yaml: is this a file that is laid on a recipe? Give the recipe first: agentrl validate recipes/search_r1_nq.yaml r.yaml")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_the_document_is_what_the_models_render() -> None:
         "| `launcher` | `ray`, `local` | `ray` | What starts the processes: Ray, or plain subprocesses of this machine. |",
         "| `fresh` | number >= 0 and <= 1 | `1.0` | At least this share of a batch's groups is new. |",
         "| `betas` | a list of 2 numbers | `[0.9, 0.999]` | AdamW's. |",
+        "| `learner` | a map of texts | `{}` | Of every rank. |",
         "| `tasks` | a section | required | See `tasks`. |",
         "| `retriever` | a section or none | none | See `retriever`. |",
     ],

@@ -98,7 +98,7 @@ def test_what_the_run_sets_itself_is_no_option(option):
 
 
 def test_a_recipe_without_a_python_is_told_how_to_get_one():
-    with pytest.raises(ConfigError, match=r"needs engine\.python.*pip install sglang.*engine\.urls"):
+    with pytest.raises(ConfigError, match=r"needs engine\.python.*pip install \"sglang==0\.5\.23\".*engine\.urls"):
         require_sglang(recipe())
     require_sglang(recipe("engine.urls=[http://127.0.0.1:1]"))
 
@@ -127,6 +127,18 @@ def test_a_server_that_ends_while_it_starts_is_told_with_its_last_lines(tmp_path
         pytest.raises(EngineUnavailable, match=r"ended with code 3 while it started(?s:.*)loading\n    out of memory"),
     ):
         server.wait_ready(20)
+
+
+@pytest.mark.slow
+def test_a_flag_that_sglang_does_not_know_is_named_as_the_option_it_is(tmp_path):
+    usage = "for i in 1 2 3; do echo usage: $i; done; echo sglang serve: error: unrecognized arguments: --mem-fraction-statik 0.3 >&2"
+    python = impostor(tmp_path, f'[ "$1" = -c ] && {{ echo 0.5.23; exit 0; }}\n{usage}; exit 2')
+    asked = recipe(f"engine.python={python}", "engine.options.mem_fraction_statik=0.3")
+    with SGLangServer.start(asked, Path("/model"), log=tmp_path / "server.log") as server, pytest.raises(EngineUnavailable) as told:
+        server.wait_ready(20)
+    assert str(told.value).startswith("engine.options names what SGLang 0.5.23 does not know: --mem-fraction-statik; the SGLang server ended")
+    assert str(told.value).endswith("server.log:\n    sglang serve: error: unrecognized arguments: --mem-fraction-statik 0.3")
+    assert "usage" not in str(told.value)
 
 
 @pytest.mark.slow
