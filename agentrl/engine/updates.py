@@ -186,6 +186,8 @@ class WeightUpdates:
         self._require_awake()
         self._check_flush(body)
         self._loading += 1
+        if self._session is not None:
+            self._session.broken = self._session.broken or "other weights were loaded from disk meanwhile"
         try:
             tensors = await asyncio.to_thread(self._read, path)
             if body.get("abort_all_requests"):

@@ -152,6 +152,10 @@ def test_an_update_that_was_not_finished_changes_nothing(engine, pool, models):
         assert "none of its buckets named a weight_version" in refused.json()["message"]
         engine.post("/begin_weight_update")
         ours.send(first, weight_version="1")
+        assert engine.post("/update_weights_from_disk", json={"model_path": str(models[0]), "weight_version": "0"}).status_code == 200
+        assert "loaded from disk meanwhile" in engine.post("/end_weight_update").json()["message"]
+        engine.post("/begin_weight_update")
+        ours.send(first, weight_version="1")
         engine.post("/destroy_weights_update_group", json={"group_name": "unnamed"})
         refused = engine.post("/end_weight_update")
         assert "was destroyed before its end" in refused.json()["message"]
