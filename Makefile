@@ -40,7 +40,8 @@ soak: $(STAMP) ## run the long tests that `make test` leaves out
 
 test-sglang: $(STAMP) $(SGLANG)/bin/sglang ## run the tests against a real SGLang server on this CPU (the first time sets it up: 3 minutes, 3.4 GB)
 	@echo "== tests against SGLang"
-	@AGENTRL_SGLANG_PYTHON="$(abspath $(SGLANG))/bin/python" $(BIN)/python -m pytest -m sglang $(ARGS)
+	@AGENTRL_SGLANG_PYTHON="$(abspath $(SGLANG))/bin/python" $(BIN)/python -m pytest -m sglang tests/conformance $(ARGS)
+	@AGENTRL_SGLANG_PYTHON="$(abspath $(SGLANG))/bin/python" $(BIN)/python -m pytest -m sglang tests/unit tests/integration $(ARGS)
 
 gpu-check: $(STAMP) ## check and measure everything that needs a GPU (without one: that the checks run, on tiny models)
 	@echo "== GPU check"
@@ -51,6 +52,7 @@ clean: ## remove the virtual environment and caches (runs/ stays)
 	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find agentrl envs retriever tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Two calls of test-sglang: the conformance suite's server keeps a core busy, idle or not, and ends with the first.
 # A real SGLang for CPUs, in its own environment: it pins torch and transformers.
 $(SGLANG)/bin/sglang: deploy/sglang_cpu.sh constraints/sglang-cpu.txt
 	@sh deploy/sglang_cpu.sh $(SGLANG)

@@ -82,6 +82,7 @@ def sglang_server(python: str, model_dir: Path, log: Path, *, api_key: str | Non
         "slots": SLOTS,
         "context_tokens": CONTEXT_TOKENS,
         "threads": 2,
+        "options": {"context_length": CONTEXT_TOKENS},  # without the margin that a run leaves
         "api_key_variable": "AGENTRL_TEST_API_KEY" if api_key else None,
         "admin_key_variable": "AGENTRL_TEST_ADMIN_KEY" if admin_key else None,
     }
