@@ -50,7 +50,8 @@ class EngineRecipe(Section):
     environment: dict[str, str] = {}
     """Further environment variables of an SGLang server."""
     api_key_variable: str | None = None
-    """Name of the environment variable with the servers' API key. The key itself stands in no file of the run and on no command line."""
+    """Name of the environment variable with the servers' API key. The key itself stands in no recipe and on no command line; an SGLang
+    server writes it into its log, which only its owner can read."""
     admin_key_variable: str | None = None
     """The same for the admin key, which SGLang wants for its control calls where it has one."""
     start_deadline_s: Seconds = 600.0

@@ -171,9 +171,11 @@ class SGLangServer:
         """Start a server on a free port; returns before it is ready."""
         port, keys = free_port(host), EngineKeys.of_environment(recipe.engine.api_key_variable, recipe.engine.admin_key_variable)
         log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():  # of the server before, whose end may have to be looked into
+            log.replace(log.with_name(f"{log.name}.old"))
         keys_file = write_keys(keys, log.parent)
         launched = launch_command(recipe, model_dir, host=host, port=port, keys_file=keys_file)
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:  # SGLang logs its arguments, keys among them
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:  # SGLang logs its arguments, keys among them
             guardian = subprocess.Popen(
                 guarded(launched),
                 stdin=subprocess.PIPE,  # closes with this process: the server does not outlive it

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing as mp
 import os
 import signal
-import socket
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ import torch
 
 from agentrl.collective import broadcast, join_update_group, leave_update_group, tensor_checksum
 from agentrl.errors import PublishError
+from agentrl.ports import free_port
 from gpu.shapes import Shape, verdict
 
 __all__ = ["check"]
@@ -85,7 +85,7 @@ def _killed(payload: torch.Tensor, device: str) -> float:
 def _receiver(device: str, nbytes: int, name: str) -> Any:
     """A process on the second device, in a group with this one."""
     ours, theirs = mp.Pipe()
-    port = _free_port()
+    port = free_port("127.0.0.1")
     process = mp.get_context("spawn").Process(target=_receive, args=(theirs, device, nbytes, name, port))
     process.start()
     group = _join(0, name, port, device)
@@ -131,10 +131,3 @@ def _join(rank: int, name: str, port: int, device: str) -> Any:
 def _settle(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -65,5 +65,6 @@ def test_training_goes_on_with_the_other_and_the_killed_one_returns_fenced_until
     assert_nothing_lost(run_dir)
     assert published(run_dir)[:3] == [(0, 1)] * 3
     assert set(published(run_dir)) == {(0, 1), (0,)}
+    print("longest pause between two steps", round(longest_pause_s(run_dir), 1), "s")
     assert longest_pause_s(run_dir) < GOES_ON_WITHIN_S
     assert_fenced_until_current(run_dir, dead=1)

@@ -142,6 +142,15 @@ def test_a_flag_that_sglang_does_not_know_is_named_as_the_option_it_is(tmp_path)
 
 
 @pytest.mark.slow
+def test_the_log_of_the_server_before_is_kept(tmp_path):
+    log = tmp_path / "server.log"
+    for said in ("first", "second"):
+        with SGLangServer.start(recipe(f"engine.python={impostor(tmp_path, f'echo {said}')}"), Path("/model"), log=log) as server:
+            server.wait()
+    assert (log.read_text(), log.with_name("server.log.old").read_text()) == ("second\n", "first\n")
+
+
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path):
     python = impostor(tmp_path, "echo waiting; exec sleep 600")
     with SGLangServer.start(recipe(f"engine.python={python}"), Path("/model"), log=tmp_path / "server.log") as server:
