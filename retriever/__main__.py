@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from retriever.encoder import EncoderSettings
+    from retriever.encoders.hashed import HashedSettings
 
 __all__ = ["main"]
 
@@ -57,10 +57,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace) -> EncoderSettings:
-    from retriever.encoder import EncoderSettings
+def _settings(arguments: argparse.Namespace) -> HashedSettings:
+    from retriever.encoders.hashed import HashedSettings
 
-    return EncoderSettings(dim=arguments.dim, word_weight=arguments.word_weight, trigram_weight=arguments.trigram_weight)
+    return HashedSettings(dim=arguments.dim, word_weight=arguments.word_weight, trigram_weight=arguments.trigram_weight)
 
 
 def _report(what: str, done: int, of: int) -> None:

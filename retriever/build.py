@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from retriever.corpus import read_corpus
-from retriever.encoder import EncoderSettings
+from retriever.encoders.hashed import HashedSettings
 from retriever.index import MANIFEST, Index, IndexFault, Progress, manifest_of
 
 __all__ = ["build", "load"]
 
 
-def build(corpus: Path, out: Path, *, settings: EncoderSettings | None = None, progress: Progress = lambda what, done, of: None) -> Index:
+def build(corpus: Path, out: Path, *, settings: HashedSettings | None = None, progress: Progress = lambda what, done, of: None) -> Index:
     """Index `corpus` into the directory `out`, which appears only when it is complete. If it is there already, it is opened.
 
     Raises:
         CorpusError: a row of the corpus is wrong.
         IndexFault: `out` exists and is something else than this corpus's index with these settings.
     """
-    settings = settings or EncoderSettings()
+    settings = settings or HashedSettings()
     origin = _origin(corpus)
     if out.exists():
         return _reopen(out, origin, settings)
@@ -45,9 +45,7 @@ def build(corpus: Path, out: Path, *, settings: EncoderSettings | None = None, p
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def load(
-    path: Path, *, settings: EncoderSettings | None = None, cache: Path | None = None, progress: Progress = lambda what, done, of: None
-) -> Index:
+def load(path: Path, *, settings: HashedSettings | None = None, cache: Path | None = None, progress: Progress = lambda what, done, of: None) -> Index:
     """The index of a directory, or of a corpus file: built into a directory below `cache` named by content, or in memory without one.
 
     Raises:
@@ -56,7 +54,7 @@ def load(
     """
     if path.is_dir():
         return Index.open(path)
-    settings = settings or EncoderSettings()
+    settings = settings or HashedSettings()
     if cache is None:
         return Index.of(read_corpus(path), settings, progress)
     identity = json.dumps(manifest_of(_origin(path), settings), sort_keys=True)
@@ -68,7 +66,7 @@ def _origin(corpus: Path) -> dict[str, Any]:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _reopen(out: Path, origin: dict[str, Any], settings: EncoderSettings) -> Index:
+def _reopen(out: Path, origin: dict[str, Any], settings: HashedSettings) -> Index:
     index = Index.open(out)
     found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     wanted = manifest_of(origin, settings)

@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 
 from retriever.corpus import Document
-from retriever.encoder import EncoderSettings, HashedEncoder
+from retriever.encoders.hashed import HashedEncoder, HashedSettings
 
 __all__ = ["FORMAT", "MANIFEST", "Hit", "Index", "IndexFault", "Progress", "manifest_of", "tune_faiss"]
 
@@ -65,7 +65,7 @@ class Index:
         return len(self.documents)
 
     @classmethod
-    def of(cls, documents: Sequence[Document], settings: EncoderSettings, progress: Progress = lambda what, done, of: None) -> Index:
+    def of(cls, documents: Sequence[Document], settings: HashedSettings, progress: Progress = lambda what, done, of: None) -> Index:
         """Index documents, in memory."""
         texts = [document.contents for document in documents]
         encoder = HashedEncoder.fit(settings, texts, lambda done: progress("counted", done, len(texts)))
@@ -110,7 +110,7 @@ class Index:
             if not (directory / name).is_file() or _sha256(directory / name) != expected:
                 raise IndexFault(f"{directory / name} is missing or not the file that was built (sha256 differs from the manifest's): build again")
         table = np.load(directory / IDF, allow_pickle=False)
-        encoder = HashedEncoder(EncoderSettings(**manifest["encoder"]), passages=manifest["count"], table=table)
+        encoder = HashedEncoder(HashedSettings(**manifest["encoder"]), passages=manifest["count"], table=table)
         index = cls((directory / DOCUMENTS).read_bytes().splitlines(), faiss.read_index(str(directory / VECTORS)), encoder)
         index._check(directory, manifest["count"])
         return index
@@ -127,7 +127,7 @@ class Index:
             raise IndexFault(f"{directory}: the vectors are not those that this version's encoder makes of the documents: build again")
 
 
-def manifest_of(corpus: Mapping[str, Any], settings: EncoderSettings) -> dict[str, Any]:
+def manifest_of(corpus: Mapping[str, Any], settings: HashedSettings) -> dict[str, Any]:
     """What decides whether an index can be used for a corpus: equal values, same index."""
     return {"format": FORMAT, "corpus": dict(corpus), "encoder": asdict(settings)}
 

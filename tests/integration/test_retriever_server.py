@@ -17,7 +17,7 @@ from envs.exact_match import exact_match
 from envs.search import SearchEnv
 from retriever.build import build
 from retriever.client import RetrieverClient
-from retriever.encoder import EncoderSettings
+from retriever.encoders.hashed import HashedSettings
 
 DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "xquad_en"
 ROWS = [
@@ -177,7 +177,7 @@ def test_a_server_that_dies_fails_the_episode_and_not_its_reward(corpus: Path):
 @needs_data
 @pytest.mark.parametrize("dim", RECALL_AT_3)
 def test_real_questions_find_their_passage(tmp_path: Path, dim: int):
-    index = build(DATA / "corpus.jsonl", tmp_path / "index", settings=EncoderSettings(dim=dim))
+    index = build(DATA / "corpus.jsonl", tmp_path / "index", settings=HashedSettings(dim=dim))
     asked = questions()
     hits = index.search([row["question"] for row in asked], 3)
     ids = [json.loads(document)["id"] for document in index.documents]

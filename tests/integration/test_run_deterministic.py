@@ -47,7 +47,7 @@ from agentrl.wire import decode_trajectory
 from envs.search import SearchEnv
 from retriever.client import Passage
 from retriever.corpus import read_corpus
-from retriever.encoder import EncoderSettings
+from retriever.encoders.hashed import HashedSettings
 from retriever.index import Index, tune_faiss
 
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ class Library:
     """The retriever without its server: one query at a time over the same corpus."""
 
     def __init__(self, corpus: Path) -> None:
-        self._index = Index.of(read_corpus(corpus), EncoderSettings())
+        self._index = Index.of(read_corpus(corpus), HashedSettings())
         tune_faiss(self._index.encoder.settings.dim, one_at_a_time=True)
 
     async def retrieve(self, queries: Sequence[str], *, topk: int, deadline_s: float | None = None) -> list[list[Passage]]:

@@ -9,13 +9,13 @@ import pytest
 from envs.quickstart_world import HELDOUT_SIZE, RELATIONS, TRAIN_SIZE, KnowledgeBase
 from retriever.build import build, load
 from retriever.corpus import CorpusError, Document
-from retriever.encoder import EncoderSettings
+from retriever.encoders.hashed import HashedSettings
 from retriever.index import Index, IndexFault
 
 ROWS = [{"id": str(i), "contents": f'"{name}"\n{name} is the capital of {land} .'} for i, (name, land) in enumerate(
     [("Oslo", "Norway"), ("Rome", "Italy"), ("Paris", "France"), ("Berlin", "Germany"), ("Madrid", "Spain")]
 )]  # fmt: skip
-SMALL = EncoderSettings(dim=128)
+SMALL = HashedSettings(dim=128)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_building_again_reopens_the_same_and_refuses_another(corpus: Path, tmp_p
     assert len(build(corpus, out, settings=SMALL)) == 5
     assert (out / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(IndexFault, match="index of another encoder"):
-        build(corpus, out, settings=EncoderSettings(dim=64))
+        build(corpus, out, settings=HashedSettings(dim=64))
     with corpus.open("a") as file:
         file.write(json.dumps({"id": "5", "contents": "more"}))
     with pytest.raises(IndexFault, match="index of another corpus"):
@@ -108,7 +108,7 @@ def test_a_cache_holds_an_index_per_content(corpus: Path, tmp_path: Path):
     load(corpus, settings=SMALL, cache=cache)
     load(corpus, settings=SMALL, cache=cache)
     assert len(list(cache.iterdir())) == 1
-    load(corpus, settings=EncoderSettings(dim=64), cache=cache)
+    load(corpus, settings=HashedSettings(dim=64), cache=cache)
     assert len(list(cache.iterdir())) == 2
 
 
@@ -168,7 +168,7 @@ def test_the_quick_starts_queries_find_their_passage(seed: int):
     kbs = [KnowledgeBase(rng, size, used) for size in (TRAIN_SIZE, HELDOUT_SIZE)]
     facts = [(kb, subject, relation, object_) for kb in kbs for (subject, relation), object_ in kb.facts.items()]
     texts = [f'"{subject}"\n{RELATIONS[relation].passage.format(subject=subject, object=object_)}' for _, subject, relation, object_ in facts]
-    index = Index.of([document(i, text) for i, text in enumerate(texts)], EncoderSettings())
+    index = Index.of([document(i, text) for i, text in enumerate(texts)], HashedSettings())
     hits = index.search([f"{subject} {RELATIONS[relation].keyword}" for _, subject, relation, _ in facts], 3)
     for kb in kbs:
         rows = [row for row, fact in enumerate(facts) if fact[0] is kb]

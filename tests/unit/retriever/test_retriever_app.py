@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retriever.app import MAX_BODY_BYTES, MAX_QUERIES, MAX_TOPK, create_app
 from retriever.corpus import Document
-from retriever.encoder import EncoderSettings
+from retriever.encoders.hashed import HashedSettings
 from retriever.index import Hit, Index
 
 TEXTS = {"Oslo": "Norway", "Rome": "Italy", "Paris": "France", "Zürich": "Schweiz"}
@@ -24,7 +24,7 @@ def documents() -> list[Document]:
     ]
 
 
-INDEX = Index.of(documents(), EncoderSettings(dim=64))
+INDEX = Index.of(documents(), HashedSettings(dim=64))
 
 
 def search_r1(result: Any) -> bytes:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever.encoder import EncoderSettings, HashedEncoder
+from retriever.encoders.hashed import HashedEncoder, HashedSettings
 
 TEXTS = ["the cat sat", "the dog sat on the cat", "a bird"]
-LARGE = EncoderSettings(dim=1 << 16)  # no two of these features collide
+LARGE = HashedSettings(dim=1 << 16)  # no two of these features collide
 
 
 def by_hand(text: str, texts: list[str], dim: int) -> np.ndarray:
@@ -36,7 +36,7 @@ def test_vectors_follow_the_formula(text: str):
 
 
 def test_the_idf_table_counts_passages_not_occurrences():
-    encoder = HashedEncoder.fit(EncoderSettings(), TEXTS)
+    encoder = HashedEncoder.fit(HashedSettings(), TEXTS)
     ids, passages = encoder.table
     counts = dict(zip(ids.tolist(), passages.tolist(), strict=True))
     assert counts[crc32(b"the")] == 2
@@ -45,25 +45,25 @@ def test_the_idf_table_counts_passages_not_occurrences():
 
 
 def test_an_encoder_made_again_from_its_table_gives_the_same_bits():
-    encoder = HashedEncoder.fit(EncoderSettings(), TEXTS)
+    encoder = HashedEncoder.fit(HashedSettings(), TEXTS)
     again = HashedEncoder(encoder.settings, passages=encoder.passages, table=encoder.table.copy())
     assert np.array_equal(encoder.encode(TEXTS), again.encode(TEXTS))
 
 
 def test_a_text_without_a_letter_or_digit_is_zero_and_others_are_unit_vectors():
-    encoder = HashedEncoder.fit(EncoderSettings(dim=64), TEXTS)
+    encoder = HashedEncoder.fit(HashedSettings(dim=64), TEXTS)
     vectors = encoder.encode(["?! _", "", "cat", "½ 東京"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [0, 0, 1, 1], atol=1e-6)
 
 
 def test_no_text_at_all_gives_no_vectors():
-    assert HashedEncoder.fit(EncoderSettings(dim=8), TEXTS).encode([]).shape == (0, 8)
+    assert HashedEncoder.fit(HashedSettings(dim=8), TEXTS).encode([]).shape == (0, 8)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6))
 def test_a_vector_does_not_depend_on_what_is_encoded_beside_it(texts: list[str]):
-    encoder = HashedEncoder.fit(EncoderSettings(dim=32), TEXTS)
+    encoder = HashedEncoder.fit(HashedSettings(dim=32), TEXTS)
     together = encoder.encode(texts)
     assert np.isfinite(together).all()
     assert np.array_equal(together, np.concatenate([encoder.encode([text]) for text in texts]))
@@ -72,7 +72,7 @@ def test_a_vector_does_not_depend_on_what_is_encoded_beside_it(texts: list[str])
 def test_more_texts_than_fit_in_one_go_keep_their_order_and_progress_is_told():
     texts = [f"word{i}" for i in range(600)]
     told: list[int] = []
-    encoder = HashedEncoder.fit(EncoderSettings(dim=128), texts)
+    encoder = HashedEncoder.fit(HashedSettings(dim=128), texts)
     vectors = encoder.encode(texts, told.append)
     assert told == [256, 512, 600]
     assert np.array_equal(vectors[599], encoder.encode(["word599"])[0])
@@ -81,4 +81,4 @@ def test_more_texts_than_fit_in_one_go_keep_their_order_and_progress_is_told():
 @pytest.mark.parametrize("wrong", [{"dim": 0}, {"word_weight": -1.0}, {"word_weight": 0.0, "trigram_weight": 0.0}])
 def test_settings_that_encode_nothing_are_refused(wrong: dict):
     with pytest.raises(ValueError, match="an encoder needs"):
-        EncoderSettings(**wrong)
+        HashedSettings(**wrong)

@@ -12,18 +12,21 @@ The idf table belongs to the index that was made with it. More dimensions mean f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EncoderSettings", "HashedEncoder"]
+__all__ = ["KIND", "HashedEncoder", "HashedSettings"]
 
 Ids = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
+
+KIND = "hashed"
 
 _WORD = re.compile(r"[^\W_]{1,64}")  # the longest words are cut, so that one can be cached
 _TRIGRAM_BIT = 32  # a feature's id is its crc32; trigrams have this bit set besides
@@ -35,8 +38,8 @@ Features = tuple[Ids, Ids, Ids]  # [M] each: which text, which feature, how ofte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSettings:
-    """What an encoder is made of."""
+class HashedSettings:
+    """What a hashed encoder is made of."""
 
     dim: int = 1024
     word_weight: float = 1.0
@@ -55,7 +58,7 @@ class HashedEncoder:
         table: [2, F]: ids of features, ascending, and in how many passages each occurs.
     """
 
-    def __init__(self, settings: EncoderSettings, *, passages: int, table: Ids) -> None:
+    def __init__(self, settings: HashedSettings, *, passages: int, table: Ids) -> None:
         if table.ndim != 2 or table.shape[0] != 2 or np.any(np.diff(table[0]) <= 0):
             raise ValueError(f"an idf table is [2, F] with ascending ids, got {table.shape}")
         self.settings = settings
@@ -65,8 +68,18 @@ class HashedEncoder:
         self._idf_of_unseen = float(np.log1p(passages))
         self._words: dict[str, Ids] = {}
 
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.settings.dim
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What a manifest keeps of it, its table aside."""
+        return {"kind": KIND, **asdict(self.settings), "passages": self.passages}
+
     @classmethod
-    def fit(cls, settings: EncoderSettings, texts: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> HashedEncoder:
+    def fit(cls, settings: HashedSettings, texts: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> HashedEncoder:
         """The encoder with the idf table of `texts`. `progress` is told the number of texts read."""
         encoder = cls(settings, passages=len(texts), table=np.zeros((2, 0), np.int64))
         parts = []
@@ -87,6 +100,18 @@ class HashedEncoder:
             vectors[done - len(some) : done] = self._encode(some)
             progress(done)
         return vectors
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """As `encode`: questions and passages are encoded alike."""
+        return self.encode(texts)
+
+    def encode_documents(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> Vectors:
+        """As `encode`: questions and passages are encoded alike."""
+        return self.encode(texts, progress or (lambda done: None))
+
+    def info(self) -> Mapping[str, Any]:
+        """How it is set."""
+        return dict(self.record)
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         which, ids, counts = self._features(texts)
