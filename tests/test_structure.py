@@ -73,6 +73,7 @@ CATCH_ALL: dict[str, str] = {
     "agentrl.rollout.worker:RolloutWorker._outcome": "an episode: an environment may raise anything, and its ticket closes by cause",
     "agentrl.system.child:main": "a process: told to the driver, then it ends",
     "agentrl.system.ray_launcher:RoleActor.run": "an actor: told to the driver as a plain record",
+    "retriever.encoders.tokens:TextTokenizer.__init__": "a foreign file: tokenizers raises bare Exception, mapped to an EncoderFault",
     "retriever.batching:Batcher._serve": "a batch: each of its requests gets the error",
 }
 

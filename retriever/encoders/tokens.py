@@ -1,0 +1,107 @@
+"""Texts to arrays of token ids: truncated, sorted by length and cut into chunks, so that little of what is computed is padding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retriever.encoders.encoder import EncoderFault
+from retriever.encoders.files import TOKENIZER, ModelFiles
+
+__all__ = ["Chunk", "ChunkLimits", "TextTokenizer", "cut"]
+
+Ids = npt.NDArray[np.int64]
+
+# A text is cut to this many characters per token before it is tokenized, which takes time with its length: no sensible text has longer tokens.
+CHARACTERS_PER_TOKEN = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkLimits:
+    """How much is computed at a time."""
+
+    rows: int
+    tokens: int  # padding included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Texts that are computed together."""
+
+    places: npt.NDArray[np.int64]  # [N]: where in the list each text was
+    ids: Ids  # [N, S], padded on the right
+    mask: Ids  # [N, S]: 1 where there is a token
+    types: Ids  # [N, S]: 1 in the second text of a pair
+
+
+class TextTokenizer:
+    """A model's tokenizer, without its own truncation and padding.
+
+    Raises:
+        EncoderFault: tokenizer.json is not one that the tokenizers library reads.
+    """
+
+    def __init__(self, files: ModelFiles, *, threads: int) -> None:
+        # Read by the library when it starts its threads; one thread is itself.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
+        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+        from tokenizers import Tokenizer
+
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(files.directory / TOKENIZER))
+        except Exception as error:
+            raise EncoderFault(f"{files.directory / TOKENIZER} cannot be read: {error}") from error
+        self._tokenizer.no_padding()
+        self._limit: tuple[int, str] | None = None
+        self._pad_id = _pad_id(files)
+
+    def chunks(self, texts: Sequence[str], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
+        """All texts, each in one chunk."""
+        self._truncate(max_tokens, "longest_first")
+        return self._chunks([text[: max_tokens * CHARACTERS_PER_TOKEN] for text in texts], limits)
+
+    def pair_chunks(self, pairs: Sequence[tuple[str, str]], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
+        """All pairs, each in one chunk. Where one is too long, its second text is cut, and the first only if it leaves no token to the second."""
+        self._truncate(max_tokens, "only_second")
+        longest = max_tokens * CHARACTERS_PER_TOKEN
+        return self._chunks([(first[:longest], second[:longest]) for first, second in pairs], limits)
+
+    def _chunks(self, texts: Sequence[Any], limits: ChunkLimits) -> Iterator[Chunk]:
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        for places in cut([len(encoding.ids) for encoding in encodings], limits):
+            yield self._chunk(places, [encodings[place] for place in places])
+
+    def _chunk(self, places: npt.NDArray[np.int64], encodings: Sequence[Any]) -> Chunk:
+        longest = max(1, len(encodings[0].ids))
+        ids = np.full((len(encodings), longest), self._pad_id, np.int64)
+        mask, types = np.zeros_like(ids), np.zeros_like(ids)
+        for row, encoding in enumerate(encodings):
+            length = len(encoding.ids)
+            ids[row, :length], types[row, :length], mask[row, :length] = encoding.ids, encoding.type_ids, 1
+        return Chunk(places=places, ids=ids, mask=mask, types=types)
+
+    def _truncate(self, max_tokens: int, strategy: str) -> None:
+        if self._limit != (max_tokens, strategy):
+            self._tokenizer.enable_truncation(max_tokens, strategy=strategy)
+            self._limit = (max_tokens, strategy)
+
+
+def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[npt.NDArray[np.int64]]:
+    """Places of texts in chunks within the limits, the longest first in each and among them. A text longer than the limit is alone."""
+    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    start = 0
+    while start < len(order):
+        rows = max(1, min(limits.rows, limits.tokens // max(1, lengths[order[start]])))
+        yield order[start : start + rows]
+        start += rows
+
+
+def _pad_id(files: ModelFiles) -> int:
+    """What the model knows as padding: some count positions by it. 0 where there is none: what is masked may be anything."""
+    pad = files.config().get("pad_token_id")
+    return pad if isinstance(pad, int) else 0

@@ -1,0 +1,108 @@
+"""A transformer that makes one vector of a text: prefix, tokens, chunks, states, pooling, length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retriever.encoders.encoder import EncoderFault
+from retriever.encoders.files import ModelFiles
+from retriever.encoders.settings import Runtime, TransformerSettings
+from retriever.encoders.tokens import ChunkLimits, TextTokenizer
+from retriever.encoders.torch_model import Program, torch_program, vector_module
+from retriever.query import Vectors
+
+__all__ = ["TransformerEncoder", "chunk_limits"]
+
+TEXTS_AT_A_TIME = 1024  # are tokenized and sorted by length together
+CPU_CHUNK = ChunkLimits(rows=16, tokens=4096)
+GPU_CHUNK = ChunkLimits(rows=4096, tokens=16_384)
+SMALLEST_NORM = 1e-12  # a state of zeros stays zeros
+
+
+class TransformerEncoder:
+    """Encodes texts by a program that computes chunks of them."""
+
+    def __init__(self, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer, program: Program) -> None:
+        self.settings = settings
+        self.runtime = runtime
+        self._tokenizer = tokenizer
+        self._program = program
+
+    @classmethod
+    def open(cls, settings: TransformerSettings, runtime: Runtime) -> TransformerEncoder:
+        """The encoder of these settings.
+
+        Raises:
+            EncoderFault: the model is not there, or has other weights than the settings say.
+        """
+        files = ModelFiles.locate(settings.model)
+        _check_weights(files, settings)
+        tokenizer = TextTokenizer(files, threads=runtime.threads)
+        return cls(settings, runtime, tokenizer, _program(files, settings, runtime))
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.settings.dim
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What a manifest keeps."""
+        return self.settings.record
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """[N, dim]; a zero row where a text is empty or only spaces."""
+        return self._encode(texts, self.settings.query_prefix, self.settings.max_query_tokens)
+
+    def encode_documents(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> Vectors:
+        """[N, dim]; a zero row where a text is empty or only spaces. `progress` is told how many texts are done."""
+        return self._encode(texts, self.settings.document_prefix, self.settings.max_document_tokens, progress)
+
+    def info(self) -> Mapping[str, Any]:
+        """What makes the vectors, and what runs it."""
+        runtime = self.runtime
+        return {**self.record, "runtime": runtime.resolved, "precision": runtime.precision, "device": runtime.device, "threads": runtime.threads}
+
+    def _encode(self, texts: Sequence[str], prefix: str, max_tokens: int, progress: Callable[[int], None] | None = None) -> Vectors:
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        spoken = np.array([i for i, text in enumerate(texts) if text and not text.isspace()], np.int64)
+        done = len(texts) - len(spoken)
+        for start in range(0, len(spoken), TEXTS_AT_A_TIME):
+            places = spoken[start : start + TEXTS_AT_A_TIME]
+            prefixed = [prefix + texts[place] for place in places]
+            for chunk in self._tokenizer.chunks(prefixed, max_tokens=max_tokens, limits=chunk_limits(self.runtime)):
+                vectors[places[chunk.places]] = self._vectors(self._program(chunk))
+                done += len(chunk.places)
+                if progress is not None:
+                    progress(done)
+        return vectors
+
+    def _vectors(self, pooled: Vectors) -> Vectors:
+        if pooled.shape[1] != self.dim:
+            raise EncoderFault(f"{self.settings.model} makes vectors of {pooled.shape[1]} dimensions, its record says {self.dim}")
+        if not self.settings.normalize:
+            return pooled
+        norms = np.sqrt(np.einsum("nd,nd->n", pooled, pooled))
+        unit: Vectors = pooled / np.maximum(norms, SMALLEST_NORM)[:, None]
+        return unit
+
+
+def chunk_limits(runtime: Runtime) -> ChunkLimits:
+    """How much is computed at a time: a few texts of one length on a CPU, so that little is padding; on a GPU, enough to fill it."""
+    return CPU_CHUNK if runtime.device == "cpu" else GPU_CHUNK
+
+
+def _program(files: ModelFiles, settings: TransformerSettings, runtime: Runtime) -> Program:
+    return torch_program(vector_module(files, settings.pooling), runtime)
+
+
+def _check_weights(files: ModelFiles, settings: TransformerSettings) -> None:
+    found = files.weights_sha256()
+    if found != settings.weights_sha256:
+        raise EncoderFault(
+            f"the weights of {settings.model} are others than those of the record (sha256 {found[:16]}..., not {settings.weights_sha256[:16]}...):"
+            " vectors of the two cannot be compared. Bring back the model, or build the index again"
+        )
