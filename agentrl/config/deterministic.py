@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.config.tasks import HASHED
+
 __all__ = ["unmet_conditions"]
 
 FIXED = {
@@ -39,6 +41,9 @@ def unmet_conditions(recipe: Mapping[str, Any]) -> list[str]:
         unmet.append("no eval.sets")  # they would play beside training
     if recipe["buffer"]["replay"]["fresh"] != 1.0:
         unmet.append("buffer.replay.fresh 1")  # which new groups are complete first depends on the clock
+    if (retriever := recipe["retriever"]) is not None:
+        wanted = {"device": "cpu", "threads": 1, "encoder": HASHED, "reranker": None}  # a model's numbers depend on what else is in the batch
+        unmet += [f"retriever.{name} {value} (is {retriever[name]})" for name, value in wanted.items() if retriever[name] != value]
     if recipe["tasks"]["curriculum"] is not None:
         unmet.append("no tasks.curriculum")  # it is told of groups in the order in which they end
     if recipe["run"]["hours"] is not None:

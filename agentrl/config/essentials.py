@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from agentrl.config.cautions import cautions
 from agentrl.config.paths import missing_files
-from agentrl.config.recipe import Recipe, TaskSource
+from agentrl.config.recipe import Recipe, RetrieverRecipe, TaskSource
+from agentrl.config.tasks import HASHED
 
 __all__ = ["essentials"]
 
@@ -98,8 +99,18 @@ def _processes(recipe: Recipe) -> str:
         "1 x buffer",
     ]
     if recipe.retriever is not None:
-        counts.append(f"retriever at {recipe.retriever.url}" if recipe.retriever.url else "1 x retriever")
+        counts.append(_retriever(recipe.retriever, placed.retriever_gpus))
     return ", ".join(counts)
+
+
+def _retriever(retriever: RetrieverRecipe, gpus: float) -> str:
+    """Nothing but the number where it is the simplest one."""
+    if retriever.url is not None:
+        return f"retriever at {retriever.url}"
+    on_gpu = f"cuda{_gpus(gpus)}" if retriever.device == "cuda" else ""
+    how = [on_gpu, retriever.encoder if retriever.encoder != HASHED else "", retriever.mode or ""]
+    told = ", ".join(filter(None, how))
+    return f"1 x retriever ({told})" if told else "1 x retriever"
 
 
 def _gpus(share: float) -> str:

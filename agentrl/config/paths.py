@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.config.document import Node, Step, path_text
 from agentrl.config.recipe import Recipe
+from agentrl.config.tasks import HASHED, NO_ENCODER
 from agentrl.errors import ConfigError
 
 __all__ = ["missing_files", "require_files", "resolve_paths"]
@@ -27,8 +28,16 @@ _FILES = (
     ("retriever", "corpus"),
     ("retriever", "index"),
 )
-_MODELS = (("model", "path"), ("model", "tokenizer"), ("critic", "path"), ("algorithm", "kl", "reference"))  # directories, or names on the hub
+_MODELS = (  # directories, or names on the hub
+    ("model", "path"),
+    ("model", "tokenizer"),
+    ("critic", "path"),
+    ("algorithm", "kl", "reference"),
+    ("retriever", "encoder"),
+    ("retriever", "reranker"),
+)
 _REMOTE = ("prepared:", "hub:")
+_NO_MODELS = frozenset({("retriever", "encoder", HASHED), ("retriever", "encoder", NO_ENCODER)})
 
 
 def resolve_paths(document: Node) -> Node:
@@ -72,7 +81,7 @@ def _edit(node: Node, pattern: tuple[str, ...], whole: tuple[str, ...]) -> Node:
 
 def _absolute(node: Node, whole: tuple[str, ...]) -> str:
     text: str = node.value
-    if not text or text.startswith(_REMOTE):
+    if not text or text.startswith(_REMOTE) or (*whole, text) in _NO_MODELS:
         return text
     path = Path(text).expanduser()
     folders = [Path.cwd(), node.origin.folder or Path.cwd()]

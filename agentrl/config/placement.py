@@ -81,4 +81,10 @@ def _retriever(recipe: Plain) -> str | None:
     booked = resources["retriever_gpus"] or resources["retriever_cpus"]
     if booked and (retriever is None or retriever["url"] is not None):
         return "resources.retriever_gpus and retriever_cpus do nothing: this run starts no retriever. Leave them out"
+    if retriever is None or retriever["url"] is not None:
+        return None
+    if retriever["device"] == "cuda" and not resources["retriever_gpus"]:
+        return "retriever.device cuda needs GPUs: set resources.retriever_gpus, to a number of them or a share of one"
+    if retriever["device"] == "cpu" and resources["retriever_gpus"]:
+        return "resources.retriever_gpus do nothing with retriever.device cpu: leave them out, or set retriever.device=cuda"
     return None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.config.recipe import LimitsRecipe, RolloutRecipe
+from agentrl.config.recipe import LimitsRecipe, RetrieverRecipe, RolloutRecipe
+from agentrl.config.tasks import OF_A_CORPUS
 
 __all__ = ["smoke_overrides"]
 
@@ -92,9 +93,7 @@ def smoke_overrides(recipe: Mapping[str, Any]) -> dict[str, Any]:
         small |= {"warm_start.warmup_steps": _WARM_START_STEPS // 4, "warm_start.threads": 1}
     if _get(recipe, "eval", "every") is not None:
         small["eval.every"] = 1
-    if isinstance(_get(recipe, "retriever", "corpus"), str):
-        small |= {"retriever.url": None, "retriever.index": None}
-    return small
+    return small | _retriever(recipe)
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +114,16 @@ def _model(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for source in _list(_get(recipe, "tasks", "train")):
         corpus = corpus or (source.get("path") if isinstance(source, Mapping) else None)
     return small | {"model.train_tokenizer.corpus": corpus}
+
+
+def _retriever(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """On one thread of the CPU, and a corpus without a model to download."""
+    if not isinstance(retriever := _get(recipe, "retriever"), Mapping):
+        return {}
+    ours = isinstance(retriever.get("corpus"), str)
+    names = [*OF_A_CORPUS, "runtime", "precision", "parameters", "mode"] if ours else []
+    small = {f"retriever.{name}": RetrieverRecipe.model_fields[name].default for name in (*names, "device", "threads", "reranker")}
+    return small | ({"retriever.url": None, "retriever.index": None} if ours else {})
 
 
 def _algorithms(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from agentrl.system.attached import AttachedEngines
 from agentrl.system.booking import booked, pair
 from agentrl.system.engines import engine_clients
 from agentrl.system.process import ProcessSpec, Role
+from agentrl.system.retriever_token import retriever_token
 from agentrl.system.sglang import require_sglang
 from agentrl.system.supervisor import Supervisor
 
@@ -39,6 +40,7 @@ class Cluster:
 
     buffer: BufferClient
     retriever: str | None
+    retriever_token: str | None
     first_event: int  # events of the buffer up to this number are of earlier starts
 
 
@@ -152,20 +154,21 @@ async def start_processes(
     client = BufferClient(info["url"], role="driver", index=0, incarnation=supervisor.next_incarnation())
     supervisor.buffer = client
     before = await client.status()
-    retriever = await _start_servers(supervisor, specs)
+    token = retriever_token(recipe)
+    retriever = await _start_servers(supervisor, specs, token)
     shared = {"buffer": info["url"]}
     async with trio.open_nursery() as nursery:
         for index in range(recipe.rollout.workers):
-            worker = specs.of(Role.WORKER, index, **shared, retriever_url=retriever, environment_file=environment_file)
-            nursery.start_soon(supervisor.start, worker)
+            found = {"retriever_url": retriever, "retriever_token": token, "environment_file": environment_file}
+            nursery.start_soon(supervisor.start, specs.of(Role.WORKER, index, **shared, **found))
         if learners:
             rendezvous = f"tcp://{await supervisor.rendezvous('learner-0')}"
             for index in range(recipe.learner.ranks):
                 nursery.start_soon(supervisor.start, specs.of(Role.LEARNER, index, **shared, rendezvous=rendezvous))
-    return Cluster(buffer=client, retriever=retriever, first_event=before["event"])
+    return Cluster(buffer=client, retriever=retriever, retriever_token=token, first_event=before["event"])
 
 
-async def _start_servers(supervisor: Supervisor, specs: _Specs) -> str | None:
+async def _start_servers(supervisor: Supervisor, specs: _Specs, token: str | None) -> str | None:
     """Engines, which are on the buffer's roster then, and the retriever, whose URL is returned."""
     recipe, urls = specs.recipe, {}
     if recipe.engine.urls:  # before anything that takes longer: a wrong URL is told at once
@@ -186,6 +189,6 @@ async def _start_servers(supervisor: Supervisor, specs: _Specs) -> str | None:
         for index in range(0 if recipe.engine.urls else recipe.engine.replicas):
             nursery.start_soon(start, specs.of(Role.ENGINE, index))
         if recipe.retriever is not None and recipe.retriever.url is None:
-            nursery.start_soon(start, specs.of(Role.RETRIEVER))
+            nursery.start_soon(start, specs.of(Role.RETRIEVER, retriever_token=token))
     given = recipe.retriever.url if recipe.retriever is not None else None
     return urls.get("retriever-0", given)

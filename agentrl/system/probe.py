@@ -19,6 +19,7 @@ from agentrl.rollout.chat import ChatTemplate, read_settings, special_tokens
 from agentrl.rollout.tokens import TokenEncoder
 from agentrl.system.build import Cluster
 from agentrl.system.check import Check
+from agentrl.system.retriever_token import keep_token
 
 __all__ = ["Probe", "probe_texts", "template", "tokenizer", "vocabulary"]
 
@@ -39,7 +40,7 @@ class Probe:
         """Ask everything once."""
         self._keep(vocabulary(model_dir))
         try:
-            first, later = await _roles(recipe, cluster.retriever)
+            first, later = await _roles(recipe, cluster)
             self._keep(template(ChatTemplate.load(model_dir), first, later))
         except EnvironmentFailure as error:
             self._keep(Check(name="template", passed=False, told=f"the environment could not be asked for a prompt: {error}", remedy="See env"))
@@ -137,9 +138,10 @@ def template(chat: ChatTemplate | None, first: str | None, later: str | None) ->
     return Check(name="template", passed=True, told=f"conversations of 1 to 3 turns ({roles}) are each the start of the next")
 
 
-async def _roles(recipe: Recipe, retriever_url: str | None) -> tuple[str | None, str | None]:
+async def _roles(recipe: Recipe, cluster: Cluster) -> tuple[str | None, str | None]:
     """The role of an environment's prompt, and of what it answers to a completion without sense."""
-    options = dict(recipe.env.options) if retriever_url is None else {"retriever_url": retriever_url} | recipe.env.options
+    options = dict(recipe.env.options) if cluster.retriever is None else {"retriever_url": cluster.retriever} | recipe.env.options
+    keep_token(cluster.retriever_token)
     factory: Any = resolve(recipe.env.factory)
     environment: Environment = called(recipe.env.factory, lambda: factory(**options))
     try:

@@ -7,20 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.recipe import Recipe, RetrieverRecipe
 from agentrl.errors import ConfigError, ProcessDied
 from agentrl.system.address import bind_address
 from agentrl.system.child import die_with_parent
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
+from agentrl.system.retriever_token import TOKEN_VARIABLE
 
 __all__ = ["main", "serve_command"]
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
-    """Serve the recipe's corpus or index until stopped."""
+    """Serve the recipe's corpus or index until stopped. Payload: retriever_token."""
     command = serve_command(Recipe.model_validate(spec.recipe))
+    token = spec.payload["retriever_token"]
+    environment = os.environ | ({} if token is None else {TOKEN_VARIABLE: token})
     parent = os.getpid()
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with_parent(parent))
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=lambda: die_with_parent(parent))
     stop.subscribe(server.terminate)
     assert server.stdout is not None
     with server.stdout:
@@ -44,7 +47,31 @@ def serve_command(recipe: Recipe) -> list[str]:
     source = retriever.index or retriever.corpus
     assert source is not None
     flags = ["--cache", str(Path(recipe.run.dir) / ".cache" / "index")] if retriever.corpus else []
+    flags += _chosen(retriever)
+    flags += ["--device", _devices(recipe.resources.retriever_gpus)] if retriever.device == "cuda" else []
     flags += ["--deterministic"] if recipe.run.deterministic else []
     if recipe.run.bind == "node":
-        flags += ["--host", bind_address(recipe), "--unsafe-allow-remote"]  # asked for, with what it means, by run.bind
+        flags += ["--host", bind_address(recipe)]
     return [sys.executable, "-m", "retriever", "serve", source, "--topk", str(retriever.topk), *flags]
+
+
+def _chosen(retriever: RetrieverRecipe) -> list[str]:
+    """What is not the server's own default."""
+    options = {
+        "--encoder": "encoder",
+        "--index": "index_type",
+        "--mode": "mode",
+        "--runtime": "runtime",
+        "--precision": "precision",
+        "--threads": "threads",
+        "--reranker": "reranker",
+        "--parameters": "parameters",
+    }
+    defaults = RetrieverRecipe.model_fields
+    given = {option: getattr(retriever, name) for option, name in options.items() if getattr(retriever, name) != defaults[name].default}
+    return [word for option, value in given.items() for word in (option, str(value))] + (["--bm25"] if retriever.bm25 else [])
+
+
+def _devices(gpus: float) -> str:
+    """The GPUs that the launcher lets this process see, as torch counts them: all that were booked, or the one of which it has a share."""
+    return ",".join(f"cuda:{index}" for index in range(max(1, int(gpus))))

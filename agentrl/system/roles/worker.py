@@ -19,6 +19,7 @@ from agentrl.rollout.tokens import TokenEncoder
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.system.engines import engine_clients
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
+from agentrl.system.retriever_token import keep_token
 
 __all__ = ["environment_factory", "main"]
 
@@ -26,7 +27,8 @@ ROSTER_POLL_S = 30.0  # one long poll; the next follows at once
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
-    """Play episodes until the tickets end. Payload: buffer, model_dir, retriever_url, environment_file."""
+    """Play episodes until the tickets end. Payload: buffer, model_dir, retriever_url, retriever_token, environment_file."""
+    keep_token(spec.payload["retriever_token"])
     trio.run(_main, spec, on_ready, stop)
 
 
