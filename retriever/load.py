@@ -35,7 +35,7 @@ SWEEPS_PER_TIMEOUT = 4  # how exactly `timeout_s` is kept, in place of a timer p
 PATH = "/retrieve"
 
 
-class LoadError(Exception):
+class LoadError(ValueError):
     """The load cannot be made, or no server answers it."""
 
 
