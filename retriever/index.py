@@ -1,163 +1,404 @@
-"""An index: documents, their vectors in a flat FAISS index, and the encoder that made them. In memory, or a directory:
+"""An index: documents, and what finds them: vectors with the encoder that made them, words (BM25), or both. In memory, or a directory.
 
-    manifest.json      format, the corpus's sha256, count, encoder, versions, and the sha256 of the files below
-    documents.jsonl    as they are served, one per line; line i is row i of the vectors
-    vectors.faiss      IndexFlatIP
-    idf.npy            the encoder's table
+    index = Index.open(Path("wiki-18"))
+    vectors = index.encode(queries)         # the encoder's part: a matrix product per layer
+    hits = index.find(queries, vectors)     # the searchers' part, and the reranker's
 
-A directory is opened only if every file is the one that the manifest names, and if its vectors are what this encoder makes of its
-documents. Row numbers are FAISS's ids; rows that FAISS reports as -1 (none left) are dropped.
+A directory is opened only if every file is the one that its manifest names, and if its vectors are what this encoder makes of its
+documents. Rows that a searcher reports as -1 (none left) are dropped, and so is every score that is no number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import faiss
 import numpy as np
+import numpy.typing as npt
 
 from retriever.corpus import Document
+from retriever.documents import DocumentsFault, DocumentStore
+from retriever.encoders.encoder import Encoder, EncoderFault
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
+from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import Runtime
+from retriever.manifest import BLOCKS, BM25, IDF, IDS, OFFSETS, DenseRecord, DocumentsRecord, IndexFault, Manifest, SourceRecord, silent
+from retriever.query import MAX_QUERY_CHARACTERS, Hit, Mode, Progress, Query, Rows, Vectors
+from retriever.searchers.fusion import reciprocal_rank_fusion
+from retriever.searchers.searcher import Memory, Searcher, SearcherError
 
-__all__ = ["FORMAT", "MANIFEST", "Hit", "Index", "IndexFault", "Progress", "manifest_of", "tune_faiss"]
+if TYPE_CHECKING:
+    from retriever.encoders.cross_encoder import CrossEncoder
+    from retriever.searchers.bm25 import Bm25Searcher
 
-FORMAT = 1
-MANIFEST, DOCUMENTS, VECTORS, IDF = "manifest.json", "documents.jsonl", "vectors.faiss", "idf.npy"
-MAX_QUERY_CHARACTERS = 4096  # Search-R1 reads the first 256 tokens of a query
-PROBES = 8
-SAME_VECTOR = 0.999  # cosine
+__all__ = ["Index", "Serving", "open_dense", "probe", "probe_rows", "same_vector"]
 
-Progress = Callable[[str, int, int], None]  # what is done, how many of it are, of how many
-
-
-class IndexFault(Exception):
-    """A directory is not an index that can be used. The message says what is wrong and what to do."""
+HYBRID_DEPTH = 100  # of both lists that are fused: a document that both have at rank 100 adds 1 / 80, less than any that one has at rank 1
+RERANK_DEPTH = 50
+PROBES = 8  # documents that are embedded again when an index is opened
+SAME_VECTOR = 0.99  # cosine; between fp32 and bf16 encoders .999, with a wrong prefix or pooling .97 and less
+SAME_VECTOR_INT8 = 0.90  # an int8 encoder's vectors are at .93 and more of the fp32 one's
+FIDELITY_SLACK = 0.01  # for what the precision of the encoder changes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hit:
-    """A document found: its row, and the inner product."""
+class Serving:
+    """How an index is served: nothing of it is stored in the directory.
 
-    row: int
-    score: float
+    `devices` hold row blocks or a FAISS index; `parameters` are FAISS's (`efSearch=128`, `nprobe=64`); with `one_at_a_time` no query is
+    computed together with another, so that its scores are, to the last bit, its own.
+    """
+
+    runtime: Runtime = field(default_factory=Runtime)
+    devices: tuple[str, ...] = ("cpu",)
+    mmap: bool = True
+    one_at_a_time: bool = False
+    parameters: str | None = None
+    reranker: str | None = None
+    rerank_depth: int = RERANK_DEPTH
+    mode: Mode | None = None
 
 
 class Index:
-    """Documents that can be searched. Used by one thread at a time.
+    """Documents that can be searched. `encode` and `find` may run in two threads, each used by one at a time."""
 
-    Args:
-        documents: as served (JSON), by row.
-        vectors: the FAISS index, as many rows.
-    """
-
-    def __init__(self, documents: Sequence[bytes], vectors: Any, encoder: HashedEncoder) -> None:
+    def __init__(
+        self,
+        *,
+        documents: DocumentStore,
+        manifest: Manifest,
+        encoder: Encoder | None = None,
+        dense: Searcher | None = None,
+        bm25: Bm25Searcher | None = None,
+        reranker: CrossEncoder | None = None,
+        serving: Serving | None = None,
+    ) -> None:
         self.documents = documents
-        self.vectors = vectors
+        self.manifest = manifest
         self.encoder = encoder
+        self.dense = dense
+        self.bm25 = bm25
+        self.reranker = reranker
+        self.serving = serving or Serving()
+        self.modes = _modes(dense is not None, bm25 is not None, self.serving.mode)
 
     def __len__(self) -> int:
         return len(self.documents)
 
     @classmethod
-    def of(cls, documents: Sequence[Document], settings: HashedSettings, progress: Progress = lambda what, done, of: None) -> Index:
-        """Index documents, in memory."""
+    def of(
+        cls,
+        documents: Sequence[Document],
+        settings: HashedSettings | None = None,
+        progress: Progress = silent,
+        *,
+        serving: Serving | None = None,
+    ) -> Index:
+        """Index documents by the hashed encoder, in memory, for an exact search."""
+        from retriever.searchers.faiss_index import FaissSearcher
+
+        serving = serving or Serving()
         texts = [document.contents for document in documents]
-        encoder = HashedEncoder.fit(settings, texts, lambda done: progress("counted", done, len(texts)))
-        vectors = faiss.IndexFlatIP(settings.dim)
-        vectors.add(encoder.encode(texts, lambda done: progress("encoded", done, len(texts))))
-        return cls([document.json for document in documents], vectors, encoder)
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """At most `topk` hits per query, best first. A query without a letter or digit has none."""
-        encoded = self.encoder.encode([query[:MAX_QUERY_CHARACTERS] for query in queries])
-        wanted = min(topk, len(self))
-        if not len(queries) or wanted < 1:
-            return [[] for _ in queries]
-        scores, rows = self.vectors.search(encoded, wanted)
-        says_something = np.any(encoded != 0, axis=1).tolist()
-        return [
-            [Hit(row=int(row), score=float(score)) for row, score in zip(rows[i], scores[i], strict=True) if row >= 0] if says_something[i] else []
-            for i in range(len(queries))
-        ]
-
-    def save(self, directory: Path, corpus: Mapping[str, Any]) -> None:
-        """Write the files into an existing directory, the manifest last. `corpus` says what was indexed, e.g. its sha256."""
-        (directory / DOCUMENTS).write_bytes(b"".join(document + b"\n" for document in self.documents))
-        faiss.write_index(self.vectors, str(directory / VECTORS))
-        np.save(directory / IDF, self.encoder.table, allow_pickle=False)
-        manifest = manifest_of(corpus, self.encoder.settings) | {
-            "count": len(self),
-            "files": {name: _sha256(directory / name) for name in (DOCUMENTS, VECTORS, IDF)},
-            "versions": {"faiss": faiss.__version__, "numpy": np.__version__, "python": platform.python_version()},
-        }
-        (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        encoder = HashedEncoder.fit(settings or HashedSettings(), texts, lambda done: progress("counted", done, len(texts)))
+        vectors = encoder.encode_documents(texts, lambda done: progress("encoded", done, len(texts)))
+        dense = FaissSearcher.of(vectors, one_at_a_time=serving.one_at_a_time)
+        return cls(
+            documents=DocumentStore.of(documents), manifest=_manifest_in_memory(documents, encoder), encoder=encoder, dense=dense, serving=serving
+        )
 
     @classmethod
-    def open(cls, directory: Path) -> Index:
+    def open(cls, directory: Path, serving: Serving | None = None, progress: Progress = silent) -> Index:
         """The index of a directory.
 
         Raises:
-            IndexFault: it is none, was altered, or was made by an encoder that works differently.
+            IndexFault: it is none, was altered, was made by an encoder that works differently, or cannot be served in this way.
         """
-        manifest = _read_manifest(directory)
-        for name, expected in manifest["files"].items():
-            if not (directory / name).is_file() or _sha256(directory / name) != expected:
-                raise IndexFault(f"{directory / name} is missing or not the file that was built (sha256 differs from the manifest's): build again")
-        table = np.load(directory / IDF, allow_pickle=False)
-        encoder = HashedEncoder(HashedSettings(**manifest["encoder"]), passages=manifest["count"], table=table)
-        index = cls((directory / DOCUMENTS).read_bytes().splitlines(), faiss.read_index(str(directory / VECTORS)), encoder)
-        index._check(directory, manifest["count"])
+        serving = serving or Serving()
+        manifest = Manifest.read(directory)
+        _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
+        manifest.check_files(directory)
+        try:
+            index = _opened(directory, manifest, serving, progress)
+        except (DocumentsFault, SearcherError, EncoderFault) as error:
+            raise IndexFault(f"{directory}: {error}") from error
+        index._check(directory)
         return index
 
-    def _check(self, directory: Path, count: int) -> None:
-        sizes = {"documents": len(self), "vectors": self.vectors.ntotal, "the manifest's count": count}
-        if len(set(sizes.values())) != 1 or self.vectors.d != self.encoder.settings.dim:
-            raise IndexFault(f"{directory} does not fit together: {sizes}, dimensions {self.vectors.d} and {self.encoder.settings.dim}: build again")
-        rows = np.linspace(0, count - 1, num=min(PROBES, count), dtype=np.int64)
-        texts = [json.loads(self.documents[row])["contents"] for row in rows]
-        stored = np.stack([self.vectors.reconstruct(int(row)) for row in rows])
-        fresh = self.encoder.encode(texts)
-        if np.any((fresh * stored).sum(axis=1)[np.any(fresh != 0, axis=1)] < SAME_VECTOR):
-            raise IndexFault(f"{directory}: the vectors are not those that this version's encoder makes of the documents: build again")
+    @property
+    def reranks(self) -> bool:
+        """Whether queries may ask for it."""
+        return self.reranker is not None
+
+    @property
+    def identity(self) -> str:
+        """Changes when answers may: the manifest, and how it is served."""
+        return hashlib.sha256(json.dumps([self.manifest.identity, _plain(self.serving)]).encode()).hexdigest()
+
+    def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """At most `topk` hits per query, best first. A query that says nothing has none."""
+        return self.find(queries, self.encode(queries))
+
+    def encode(self, queries: Sequence[Query]) -> Vectors:
+        """[len(queries), dim]: zero where a query says nothing, or asks for words only."""
+        if self.encoder is None:
+            return np.zeros((len(queries), 0), np.float32)
+        vectors = np.zeros((len(queries), self.encoder.dim), np.float32)
+        texts = {i: text for i, query in enumerate(queries) if self._mode(query) != Mode.BM25 and (text := _text(query))}
+        if texts and self.serving.one_at_a_time:
+            for i, text in texts.items():
+                vectors[i] = self.encoder.encode_queries([text])[0]
+        elif texts:
+            vectors[list(texts)] = self.encoder.encode_queries(list(texts.values()))
+        return vectors
+
+    def find(self, queries: Sequence[Query], vectors_QD: Vectors) -> list[list[Hit]]:
+        """The hits of queries that `encode` made vectors of: one matrix product for all of them.
+
+        Raises:
+            ValueError: a query asks for a mode, or for reranking, that this index has not.
+        """
+        asked = [self._mode(query) for query in queries]
+        if any(query.rerank for query in queries) and self.reranker is None:
+            raise ValueError("this index is served without a reranker")
+        by_vector = [i for i, mode in enumerate(asked) if mode != Mode.BM25 and np.any(vectors_QD[i]) and np.all(np.isfinite(vectors_QD[i]))]
+        by_words = [i for i, mode in enumerate(asked) if mode != Mode.DENSE and _text(queries[i])]
+        dense = self._dense_hits(by_vector, [self._depth(query) for query in queries], vectors_QD)
+        words = self._bm25_hits(by_words, [self._depth(query) for query in queries], queries)
+        found = [_merged(mode, dense.get(i, []), words.get(i, [])) for i, mode in enumerate(asked)]
+        found = self._reranked(queries, found)
+        return [hits[: max(query.topk, 0)] for query, hits in zip(queries, found, strict=True)]
+
+    def memory(self) -> Memory:
+        """Bytes of the searchers. Documents are mapped besides, and read as they are asked for."""
+        parts = [part.memory() for part in (self.dense, self.bm25) if part is not None]
+        return Memory(
+            resident_bytes=sum(part.resident_bytes for part in parts),
+            mapped_bytes=sum(part.mapped_bytes for part in parts),
+            device_bytes=sum(part.device_bytes for part in parts),
+        )
+
+    def info(self) -> Mapping[str, Any]:
+        """What it is and how it is served."""
+        return {
+            "documents": len(self),
+            "modes": [str(mode) for mode in self.modes],
+            "identity": self.identity,
+            "encoder": None if self.encoder is None else dict(self.encoder.record) | {"running": dict(self.encoder.info())},
+            "dense": None if self.dense is None else dict(self.dense.info()),
+            "bm25": None if self.bm25 is None else dict(self.manifest.bm25 or {}),
+            "reranker": self.serving.reranker,
+            "serving": _plain(self.serving),
+            "memory": asdict(self.memory()),
+            "source": asdict(self.manifest.documents.source),
+            "versions": dict(self.manifest.versions),
+        }
+
+    def close(self) -> None:
+        """Give the files back. Nothing may be asked afterwards."""
+        self.documents.close()
+
+    def _check(self, directory: Path) -> None:
+        """Do the parts fit together, and are the vectors what the encoder makes of the documents?
+
+        Raises:
+            IndexFault: they do not, or are not.
+        """
+        sizes = {"the manifest's count": self.manifest.count, "documents": len(self)}
+        sizes |= {"vectors": self.dense.count} if self.dense is not None else {}
+        if len(set(sizes.values())) != 1:
+            raise IndexFault(f"{directory} does not fit together: {sizes}. Build again")
+        if self.dense is not None and self.encoder is not None and self.manifest.dense is not None:
+            if self.dense.dim != self.encoder.dim:
+                raise IndexFault(f"{directory} does not fit together: vectors of {self.dense.dim}, an encoder of {self.encoder.dim}. Build again")
+            cosines = probe(self.documents, self.encoder, self.dense, probe_rows(len(self)))
+            least = same_vector(self.manifest.dense.fidelity, self.serving.runtime.precision)
+            if cosines.size and cosines.min() < least:
+                raise IndexFault(
+                    f"{directory}: the vectors are not those that this encoder makes of the documents "
+                    f"(cosine {cosines.min():.4f}, expected at least {least:.4f}): build again"
+                )
+
+    def _mode(self, query: Query) -> Mode:
+        mode = query.mode or self.modes[0]
+        if mode not in self.modes:
+            raise ValueError(f"this index is not searched by {mode}: it has {', '.join(self.modes)}")
+        return mode
+
+    def _depth(self, query: Query) -> int:
+        wanted = self._candidates(query)
+        return min(len(self), max(wanted, HYBRID_DEPTH) if wanted and self._mode(query) == Mode.HYBRID else wanted)
+
+    def _candidates(self, query: Query) -> int:
+        """How many are found before the reranker orders them."""
+        return max(query.topk, self.serving.rerank_depth) if query.rerank and query.topk > 0 else query.topk
+
+    def _dense_hits(self, which: Sequence[int], depths: Sequence[int], vectors_QD: Vectors) -> dict[int, list[Hit]]:
+        found: dict[int, list[Hit]] = {}
+        for some in _grouped(which, depths, apart=self.serving.one_at_a_time):
+            assert self.dense is not None
+            found |= dict(zip(some, _hits(*self.dense.search(vectors_QD[some], max(depths[i] for i in some))), strict=True))
+        return found
+
+    def _bm25_hits(self, which: Sequence[int], depths: Sequence[int], queries: Sequence[Query]) -> dict[int, list[Hit]]:
+        found: dict[int, list[Hit]] = {}
+        for some in _grouped(which, depths, apart=self.serving.one_at_a_time):
+            assert self.bm25 is not None
+            found |= dict(zip(some, _hits(*self.bm25.search([_text(queries[i]) for i in some], max(depths[i] for i in some))), strict=True))
+        return found
+
+    def _reranked(self, queries: Sequence[Query], found: list[list[Hit]]) -> list[list[Hit]]:
+        which = [i for i, query in enumerate(queries) if query.rerank and found[i]]
+        if not which or self.reranker is None:
+            return found
+        found = list(found)
+        for i in which:
+            found[i] = found[i][: self._candidates(queries[i])]
+        pairs = [(_text(queries[i]), self.documents.contents(hit.row)) for i in which for hit in found[i]]
+        scores = iter(self.reranker.score_pairs(pairs).tolist())
+        for i in which:
+            rescored = [Hit(row=hit.row, score=next(scores)) for hit in found[i]]
+            found[i] = sorted(rescored, key=lambda hit: -hit.score)
+        return found
 
 
-def manifest_of(corpus: Mapping[str, Any], settings: HashedSettings) -> dict[str, Any]:
-    """What decides whether an index can be used for a corpus: equal values, same index."""
-    return {"format": FORMAT, "corpus": dict(corpus), "encoder": asdict(settings)}
+def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Progress) -> Index:
+    ids = directory / IDS if manifest.documents.ids == "hashed" else None
+    documents = DocumentStore.open(directory / manifest.documents.file, directory / OFFSETS, ids)
+    return Index(
+        documents=documents,
+        manifest=manifest,
+        encoder=None
+        if manifest.encoder is None
+        else open_encoder(manifest.encoder, serving.runtime, table=directory / IDF if manifest.table else None),
+        dense=None if manifest.dense is None else open_dense(directory, manifest.dense, serving, progress),
+        bm25=None if manifest.bm25 is None else _open_bm25(directory, manifest.bm25),
+        reranker=None if serving.reranker is None else _open_reranker(serving),
+        serving=serving,
+    )
 
 
-def tune_faiss(dim: int, *, one_at_a_time: bool = False) -> None:
-    """Set FAISS, for the whole process, to one thread, and to search 4 or more queries by one matrix product.
+def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress: Progress = silent) -> Searcher:
+    """What searches the vectors of a directory.
 
-    FAISS does that only from 128,000 / dim queries on, and otherwise scans once per query: at a batch of 64, a sixth of the speed. Below 4
-    the scans win. With `one_at_a_time` there is no matrix product at all, so a query's scores are, to the last bit, its own.
+    Raises:
+        SearcherError: a file is not what it should be, or an option does not fit it.
+        IndexFault: an option has no effect on this kind of index.
     """
-    faiss.omp_set_num_threads(1)
-    faiss.cvar.distance_compute_blas_threshold = np.iinfo(np.int32).max if one_at_a_time else 4 * dim
+    from retriever.searchers.shards import VectorShards
+
+    if record.backend == BLOCKS:
+        from retriever.searchers.blocks import BlockSearcher
+
+        if serving.parameters:
+            raise IndexFault(f"--parameters {serving.parameters}: these vectors are blocks, which are searched exactly: there is nothing to set")
+        shards = VectorShards.open([directory / name for name in record.files])
+        return BlockSearcher.open(shards, dtype=record.dtype, devices=serving.devices, progress=progress)
+    from retriever.searchers.faiss_index import FaissSearcher
+
+    return FaissSearcher.open(
+        directory / record.files[0],
+        mmap=serving.mmap,
+        one_at_a_time=serving.one_at_a_time,
+        threads=serving.runtime.threads,
+        parameters=serving.parameters,
+        device=",".join(serving.devices),
+        rescore=VectorShards.open([directory / name for name in record.rescore.files]) if record.rescore else None,
+        rescore_depth=record.rescore.depth if record.rescore else 1,
+    )
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise IndexFault(f"{directory} is no index: {error}") from error
-    except ValueError as error:
-        raise IndexFault(f"{path} is not JSON: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise IndexFault(f"{path} has format {found!r}, this version reads {FORMAT}: build again")
-    if set(manifest.get("files", ())) != {DOCUMENTS, VECTORS, IDF} or not {"count", "encoder", "corpus"} <= manifest.keys():
-        raise IndexFault(f"{path} is incomplete: build again")
-    return manifest
+def probe_rows(count: int) -> list[int]:
+    """The documents that are embedded again: the first, the last, and some between."""
+    return np.unique(np.linspace(0, count - 1, num=min(PROBES, count), dtype=np.int64)).tolist()  # type: ignore[no-any-return]
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def probe(documents: DocumentStore, encoder: Encoder, dense: Searcher, rows: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Cosines of the stored vectors of `rows` to what the encoder makes of their documents. Those of documents that say nothing are left out."""
+    fresh = encoder.encode_documents([documents.contents(row) for row in rows]).astype(np.float64)
+    stored = dense.stored(rows).astype(np.float64)
+    norms = np.linalg.norm(fresh, axis=1) * np.linalg.norm(stored, axis=1)
+    says_something = np.any(fresh != 0, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = np.where(norms > 0, (fresh * stored).sum(axis=1) / norms, 0.0)
+    return cosines[says_something]  # type: ignore[no-any-return]
+
+
+def same_vector(fidelity: float, precision: str) -> float:
+    """The least cosine at which a stored vector is the encoder's own.
+
+    Args:
+        fidelity: the least cosine of the probes when the index was built: below 1 where it keeps less than the vectors.
+        precision: of the encoder that is compared.
+    """
+    return min(SAME_VECTOR if precision != "int8" else SAME_VECTOR_INT8, fidelity - FIDELITY_SLACK)
+
+
+def _open_bm25(directory: Path, record: Mapping[str, Any]) -> Bm25Searcher:
+    from retriever.searchers.bm25 import Bm25Searcher
+
+    return Bm25Searcher.open(directory / BM25, record)
+
+
+def _open_reranker(serving: Serving) -> CrossEncoder:
+    from retriever.encoders.cross_encoder import CrossEncoder
+
+    assert serving.reranker is not None
+    return CrossEncoder.open(serving.reranker, serving.runtime)
+
+
+def _modes(dense: bool, bm25: bool, first: Mode | None) -> tuple[Mode, ...]:
+    modes = [Mode.DENSE] * dense + [Mode.BM25] * bm25 + [Mode.HYBRID] * (dense and bm25)
+    if first is not None and first not in modes:
+        raise IndexFault(f"the index cannot be searched by {first}: it has {', '.join(modes)}. Build it with --bm25, or ask for another mode")
+    return (first, *(mode for mode in modes if mode != first)) if first else tuple(modes)
+
+
+def _text(query: Query) -> str:
+    """What is looked for: empty where a query says nothing. A lone surrogate, which is no text, becomes a question mark."""
+    return query.text[:MAX_QUERY_CHARACTERS].encode("utf-8", "replace").decode().strip()
+
+
+def _grouped(which: Sequence[int], depths: Sequence[int], *, apart: bool) -> list[list[int]]:
+    """Queries that are searched together: all, or those of one depth only, where an answer must not depend on what else is asked."""
+    which = [i for i in which if depths[i] > 0]
+    if not apart:
+        return [which] if which else []
+    return [[i for i in which if depths[i] == depth] for depth in sorted({depths[i] for i in which})]
+
+
+def _hits(scores_QK: Vectors, rows_QK: Rows) -> list[list[Hit]]:
+    """Without the rows that are none, and the scores that are no numbers."""
+    there = (rows_QK >= 0) & np.isfinite(scores_QK)
+    return [
+        [Hit(row=row, score=score) for row, score, good in zip(rows.tolist(), scores.tolist(), keep.tolist(), strict=True) if good]
+        for scores, rows, keep in zip(scores_QK, rows_QK, there, strict=True)
+    ]
+
+
+def _merged(mode: Mode, dense: list[Hit], words: list[Hit]) -> list[Hit]:
+    if mode == Mode.HYBRID:
+        return reciprocal_rank_fusion([[hit.row for hit in dense], [hit.row for hit in words]])
+    return dense if mode == Mode.DENSE else words
+
+
+def _manifest_in_memory(documents: Sequence[Document], encoder: HashedEncoder) -> Manifest:
+    digest, size = hashlib.sha256(), 0
+    for document in documents:
+        digest.update(document.json + b"\n")
+        size += len(document.json) + 1
+    source = SourceRecord(name="memory", bytes=size, sha256=digest.hexdigest())
+    return Manifest(
+        count=len(documents),
+        documents=DocumentsRecord(file="", ids="hashed", source=source),
+        encoder=encoder.record,
+        dense=DenseRecord(backend="faiss", dim=encoder.dim, files=(), factory="Flat"),
+        bm25=None,
+    )
+
+
+def _plain(serving: Serving) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(serving), default=str))  # type: ignore[no-any-return]

@@ -1,0 +1,131 @@
+"""Where an index is built: a directory beside its place, `.NAME.building`, that becomes the index by rename. One build at a time is in it.
+
+.wiki-18.building/
+    documents.jsonl ...       as in the index
+    build/lock                held (flock) by the process that builds: a killed one gives it back
+    build/job.json            what is being built, of what: a build that goes on must be of the same
+    build/00000.npy .done     row shards, and the mark that each is whole
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from retriever.manifest import BUILD, IndexFault
+
+__all__ = ["Workshop", "sync", "workshop", "write_whole"]
+
+JOB = "job.json"
+LOCK = "lock"
+
+
+class Workshop:
+    """The directory of one build, held by this process."""
+
+    def __init__(self, directory: Path, out: Path) -> None:
+        self.directory = directory
+        self.out = out
+        self.build = directory / BUILD
+
+    def job(self) -> dict[str, Any] | None:
+        """What is being built here since an earlier run; None at the beginning."""
+        try:
+            found = json.loads((self.build / JOB).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def keep(self, job: Mapping[str, Any]) -> None:
+        """Write down what is being built, for the run that goes on after this one."""
+        write_whole(self.build / JOB, json.dumps(dict(job), indent=2).encode())
+
+    def finish(self) -> None:
+        """The directory becomes the index. Its files are on the disk before its name is there."""
+        for path in self.build.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        sync(self.directory)
+        self.directory.rename(self.out)
+        _sync_one(self.out.parent)
+        shutil.rmtree(self.out / BUILD)  # the lock goes last: whoever waits for it finds the index in place
+
+    def drop(self) -> None:
+        """Nothing of it is kept."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextmanager
+def workshop(out: Path, *, wait: bool = False) -> Iterator[Workshop | None]:
+    """Hold the directory in which `out` is built; None if `out` is there by the time that it is held.
+
+    Args:
+        wait: for another build of `out` to end, instead of refusing.
+
+    Raises:
+        IndexFault: another process is building `out`.
+    """
+    directory = out.parent / f".{out.name}.building"
+    descriptor = _locked(directory / BUILD / LOCK, wait)
+    try:
+        if out.exists():
+            shutil.rmtree(directory)
+            yield None
+        else:
+            yield Workshop(directory, out)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is either there with all of its bytes, on the disk, or not there."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    _sync_one(path.parent)
+
+
+def sync(directory: Path) -> None:
+    """Bring a directory's files to the disk: what follows must not overtake them."""
+    for path in (*(path for path in directory.rglob("*") if not path.is_symlink()), directory):
+        _sync_one(path)
+
+
+def _locked(lock: Path, wait: bool) -> int:
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(lock, descriptor):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise IndexFault(f"{lock.parent.parent} is being built by another process: wait for it, or end it and build again") from error
+        os.close(descriptor)  # the directory was finished while we waited: its lock is that of nothing
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
