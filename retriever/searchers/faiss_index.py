@@ -1,0 +1,334 @@
+"""Search by FAISS: an index of any factory string, built from shards, opened by mapping its file.
+
+    build_faiss(shards, "HNSW32,SQ8", out)      ->  a file that every FAISS reads
+    FaissSearcher.open(out, parameters="efSearch=128")
+
+Inner products ("ip"), or squared Euclidean distances ("l2") as negative scores. Indexes that keep less than the vectors can be searched for
+`rescore_depth` candidates, which are then scored exactly by the vectors themselves, from shards of 16 or 32 bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+
+from retriever.query import Progress, Rows, Vectors
+from retriever.searchers.faiss_parameters import apply_parameters
+from retriever.searchers.searcher import Memory, SearcherError, best_first, nothing_found
+from retriever.searchers.shards import VectorShards
+
+__all__ = ["METRICS", "FaissSearcher", "Metric", "build_faiss", "tune_faiss"]
+
+Metric = Literal["ip", "l2"]
+METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+
+BLOCK_BYTES = 64 << 20  # of float32 that are added at a time
+TRAIN_ROWS_PER_LIST = 64  # k-means of FAISS takes 39 to 256 points per centroid, and warns below
+TRAIN_ROWS = 65_536  # at least, where there are so many: a PQ of 8 bits learns 256 centroids, 256 points each
+HEADER_NTOTAL = 8  # offset of the number of vectors in a serialised index: after the type's four letters and the dimension
+
+
+def _silent(what: str, done: int, of: int) -> None:
+    return None
+
+
+class FaissSearcher:
+    """A FAISS index, and how it is searched. Used by one thread at a time.
+
+    Args:
+        index: faiss.Index, on the CPU or on GPUs.
+        path: its file.
+        mapped_bytes: how much of the file is mapped instead of read.
+        one_at_a_time: see `tune_faiss`.
+        rescore: as many exact vectors; the `rescore_depth` best of the index are scored by them.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        *,
+        path: Path | None = None,
+        mapped_bytes: int = 0,
+        one_at_a_time: bool = False,
+        threads: int = 1,
+        parameters: str | None = None,
+        device: str = "cpu",
+        rescore: VectorShards | None = None,
+        rescore_depth: int = 100,
+    ) -> None:
+        if rescore is not None and (rescore.count, rescore.dim) != (index.ntotal, index.d):
+            raise SearcherError(f"the index has {index.ntotal} vectors of {index.d}, those to rescore by are {rescore.count} of {rescore.dim}")
+        if rescore_depth < 1 or threads < 1:
+            raise SearcherError(f"rescore_depth and threads are at least 1, got {rescore_depth} and {threads}")
+        self.index = index
+        self._path = path
+        self._mapped_bytes = mapped_bytes
+        self._one_at_a_time = one_at_a_time
+        self._threads = threads
+        self._parameters = apply_parameters(index, parameters) if parameters else {}
+        self._device = device
+        self._rescore = rescore
+        self._rescore_depth = rescore_depth
+        self._lock = Lock()  # FAISS's GPU indexes share scratch memory: even reading is for one thread at a time
+
+    @classmethod
+    def of(cls, vectors: Vectors, *, metric: Metric = "ip", one_at_a_time: bool = False) -> FaissSearcher:
+        """A flat index of float32 vectors, in memory."""
+        index = faiss.IndexFlat(vectors.shape[1], METRICS[metric])
+        index.add(np.ascontiguousarray(vectors, np.float32))
+        return cls(index, one_at_a_time=one_at_a_time)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        mmap: bool = True,
+        one_at_a_time: bool = False,
+        threads: int = 1,
+        parameters: str | None = None,
+        device: str = "cpu",
+        rescore: VectorShards | None = None,
+        rescore_depth: int = 100,
+    ) -> FaissSearcher:
+        """The index of a file.
+
+        Args:
+            mmap: map the file, as far as the index's type allows, and read pages when they are needed.
+            parameters: of the search, such as "nprobe=32" or "efSearch=128,nprobe=32".
+            device: "cpu", or GPUs: "cuda" (all), "cuda:0", "cuda:0,cuda:1" (rows over both).
+
+        Raises:
+            SearcherError: the file is no index, or an option does not fit it.
+        """
+        index, mapped = _read(path, mmap=mmap and device == "cpu")
+        if device != "cpu":
+            index = _on_gpus(index, device)
+        return cls(
+            index,
+            path=path,
+            mapped_bytes=path.stat().st_size if mapped else 0,
+            one_at_a_time=one_at_a_time,
+            threads=threads,
+            parameters=parameters,
+            device=device,
+            rescore=rescore,
+            rescore_depth=rescore_depth,
+        )
+
+    @property
+    def count(self) -> int:
+        """How many vectors it holds."""
+        return int(self.index.ntotal)
+
+    @property
+    def dim(self) -> int:
+        """How long each of them is."""
+        return int(self.index.d)
+
+    @property
+    def metric(self) -> Metric:
+        """What scores are."""
+        return "ip" if self.index.metric_type == faiss.METRIC_INNER_PRODUCT else "l2"
+
+    def search(self, queries_ND: Vectors, topk: int) -> tuple[Vectors, Rows]:
+        """Scores [N, topk] and rows [N, topk], best first; see `Searcher`."""
+        queries_ND = np.ascontiguousarray(queries_ND, np.float32)
+        if queries_ND.ndim != 2 or queries_ND.shape[1] != self.dim:
+            raise ValueError(f"queries are [N, {self.dim}], got {list(queries_ND.shape)}")
+        scores, rows = nothing_found(len(queries_ND), topk)
+        depth = min(self.count, topk if self._rescore is None else max(topk, self._rescore_depth))
+        finite = np.isfinite(queries_ND).all(axis=1)
+        if not depth or not finite.any():
+            return scores, rows
+        if finite.all():
+            found, at = self._search(queries_ND, depth)
+            if self._rescore is not None:
+                found, at = best_first(self._exact(queries_ND, at), at, topk)
+            width = min(topk, found.shape[1])
+            scores[:, :width], rows[:, :width] = found[:, :width], at[:, :width]
+        else:
+            scores[finite], rows[finite] = self.search(queries_ND[finite], topk)
+        return scores, rows
+
+    def stored(self, rows: Sequence[int]) -> Vectors:
+        """Vectors as they are stored: those to rescore by where there are some; see `Searcher`."""
+        wanted = np.asarray(rows, np.int64)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.count):
+            raise IndexError(f"rows are 0 to {self.count - 1}, asked for {wanted.min()} to {wanted.max()}")
+        if self._rescore is not None:
+            return self._rescore.rows(wanted)
+        return np.stack([self.index.reconstruct(int(row)) for row in wanted]) if wanted.size else np.zeros((0, self.dim), np.float32)
+
+    def memory(self) -> Memory:
+        """What it takes: a file that is not mapped is in memory, or on the devices, as it lies on the disk."""
+        size = self._path.stat().st_size if self._path is not None else self.count * self.dim * 4
+        inside = size - self._mapped_bytes
+        own = Memory(
+            mapped_bytes=self._mapped_bytes,
+            resident_bytes=inside if self._device == "cpu" else 0,
+            device_bytes=0 if self._device == "cpu" else inside,
+            disk_bytes=size if self._path is not None else 0,
+        )
+        return own if self._rescore is None else own + self._rescore.memory()
+
+    def info(self) -> Mapping[str, Any]:
+        """What it is and how it is set."""
+        info: dict[str, Any] = {
+            "backend": "faiss",
+            "faiss": faiss.__version__,
+            "type": type(self.index).__name__,
+            "count": self.count,
+            "dim": self.dim,
+            "metric": self.metric,
+            "device": self._device,
+            "mapped": bool(self._mapped_bytes),
+            "threads": self._threads,
+            "one_at_a_time": self._one_at_a_time,
+            "blas_threshold": blas_threshold(self.dim, one_at_a_time=self._one_at_a_time),
+            "parameters": self._parameters,
+        }
+        if self._rescore is not None:
+            info["rescore"] = {"dtype": self._rescore.dtype, "depth": self._rescore_depth}
+        return info
+
+    def _search(self, queries_ND: Vectors, depth: int) -> tuple[Vectors, Rows]:
+        with self._lock:
+            tune_faiss(self.dim, one_at_a_time=self._one_at_a_time, threads=self._threads)  # the setting is the process's: another index may differ
+            scores, rows = self.index.search(queries_ND, depth)
+        if self.metric == "l2":
+            scores = -scores
+        gone = (rows < 0) | ~np.isfinite(scores)
+        scores[gone], rows[gone] = -np.inf, -1
+        return scores, rows
+
+    def _exact(self, queries_ND: Vectors, rows_NK: Rows) -> Vectors:
+        """The scores of candidates by the vectors themselves. Those of a query do not depend on the others."""
+        assert self._rescore is not None
+        scores = np.full(rows_NK.shape, -np.inf, np.float32)
+        for i, rows in enumerate(rows_NK):
+            there = rows >= 0
+            vectors = self._rescore.rows(rows[there])
+            if self.metric == "ip":
+                scores[i, there] = vectors @ queries_ND[i]
+            else:
+                scores[i, there] = -np.square(vectors - queries_ND[i]).sum(axis=1)
+        return scores
+
+
+def build_faiss(
+    shards: VectorShards,
+    factory: str,
+    out: Path,
+    *,
+    metric: Metric = "ip",
+    train_rows: int | None = None,
+    threads: int = 1,
+    progress: Progress = _silent,
+) -> None:
+    """Write the index that FAISS's factory string names, of all vectors, into the file `out`, which appears when it is complete.
+
+    Memory: a block of float32, what training takes, and the index itself; Flat and SQ indexes go to the disk as they grow.
+
+    Args:
+        train_rows: how many rows are trained on, spread evenly over the shards; by default as many as its lists and codes need.
+
+    Raises:
+        SearcherError: FAISS does not know the factory, or it does not fit these vectors.
+    """
+    faiss.omp_set_num_threads(threads)
+    index = _untrained(shards.dim, factory, metric)
+    if not index.is_trained:
+        _train(index, shards, train_rows, progress)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
+            _write_codes(index, shards, partial, progress)
+        else:
+            _add(index, shards, progress)
+            faiss.write_index(index, str(partial))
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def tune_faiss(dim: int, *, one_at_a_time: bool = False, threads: int = 1) -> None:
+    """Set FAISS, for the whole process, to one thread, and to search 4 or more queries by one matrix product.
+
+    FAISS does that only from 128,000 / dim queries on, and otherwise scans once per query: at a batch of 64, a sixth of the speed. Below 4
+    the scans win. With `one_at_a_time` there is no matrix product at all, so a query's scores are, to the last bit, its own.
+    """
+    faiss.omp_set_num_threads(threads)  # of the calling thread: OpenMP keeps a number per thread
+    faiss.cvar.distance_compute_blas_threshold = blas_threshold(dim, one_at_a_time=one_at_a_time)
+
+
+def blas_threshold(dim: int, *, one_at_a_time: bool) -> int:
+    """Queries times dimensions from which on FAISS takes a matrix product."""
+    return int(np.iinfo(np.int32).max) if one_at_a_time else 4 * dim
+
+
+def _untrained(dim: int, factory: str, metric: Metric) -> Any:
+    try:
+        return faiss.index_factory(dim, factory, METRICS[metric])
+    except RuntimeError as error:
+        raise SearcherError(f"FAISS makes no index {factory!r} of {dim} dimensions: {_reason(error)}") from error
+
+
+def _train(index: Any, shards: VectorShards, train_rows: int | None, progress: Progress) -> None:
+    wanted = train_rows if train_rows is not None else max(TRAIN_ROWS, TRAIN_ROWS_PER_LIST * _lists(index))
+    sample = np.linspace(0, shards.count - 1, num=min(wanted, shards.count), dtype=np.int64)
+    progress("trained", 0, len(sample))
+    try:
+        index.train(shards.rows(sample))
+    except RuntimeError as error:
+        raise SearcherError(f"FAISS cannot train this index on {len(sample)} of {shards.count} vectors: {_reason(error)}") from error
+    progress("trained", len(sample), len(sample))
+
+
+def _lists(index: Any) -> int:
+    ivf = faiss.try_extract_index_ivf(index)
+    return int(ivf.nlist) if ivf is not None else 0
+
+
+def _add(index: Any, shards: VectorShards, progress: Progress) -> None:
+    for start, vectors in shards.blocks(max(1, BLOCK_BYTES // (4 * shards.dim))):
+        index.add(vectors)
+        progress("indexed", start + len(vectors), shards.count)
+
+
+def _write_codes(index: Any, shards: VectorShards, out: Path, progress: Progress) -> None:
+    """The file of an index that ends with its codes, row after row: what `write_index` would write, without all of them in memory."""
+    head = bytearray(faiss.serialize_index(index).tobytes())
+    head[HEADER_NTOTAL : HEADER_NTOTAL + 8] = shards.count.to_bytes(8, "little")
+    numbers = index.code_size // 4 if isinstance(index, faiss.IndexFlat) else index.code_size  # a Flat file counts floats, others bytes
+    head[-8:] = (shards.count * numbers).to_bytes(8, "little")
+    with out.open("wb") as file:
+        file.write(head)
+        for start, vectors in shards.blocks(max(1, BLOCK_BYTES // (4 * shards.dim))):
+            file.write(index.sa_encode(vectors).tobytes())
+            progress("indexed", start + len(vectors), shards.count)
+
+
+def _read(path: Path, *, mmap: bool) -> tuple[Any, bool]:
+    """The index, and whether its file is mapped."""
+    ways = [faiss.IO_FLAG_MMAP_IFC, faiss.IO_FLAG_MMAP, 0] if mmap else [0]
+    for flags in ways:
+        try:
+            return faiss.read_index(str(path), flags), flags != 0
+        except RuntimeError as error:
+            failed = error
+    raise SearcherError(f"{path} is no FAISS index that can be opened: {_reason(failed)}") from failed
+
+
+def _on_gpus(index: Any, device: str) -> Any:
+    raise SearcherError(f"no GPU: {device}")
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS's message without the C++ signature before it."""
+    return str(error).rpartition("Error: ")[2].strip()
