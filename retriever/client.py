@@ -1,68 +1,41 @@
 """The client of a retriever that speaks Search-R1's HTTP API: this package's server or anybody's.
 
-async with RetrieverClient("http://127.0.0.1:8000") as retriever:
-    [[best, *others]] = await retriever.retrieve(["capital of Norway"], topk=3)
-    best.title, best.text
+    async with RetrieverClient("http://127.0.0.1:8000") as retriever:
+        [[best, *others]] = await retriever.retrieve(["capital of Norway"], topk=3)
+        best.title, best.text
 
-RetrieverError          it refused, or failed until the deadline left no time for another attempt, or answered nonsense
-└── RetrieverTimeout    it did not answer within the deadline
+A call has a deadline that holds for all of it. Within it no connection, 429 and 5xx are tried again: after a pause that doubles, with jitter, or as
+long as Retry-After says; no more often than the budget that all calls share allows (`retries`); and while the server fails again and again, one
+attempt at a time (`breaker`). All of these delay a call, none of them ends it before its deadline would.
+
+    RetrieverError          it refused, or failed until the deadline left no time for another attempt, or answered nonsense
+    ├── RetrieverTimeout    it did not answer within the deadline
+    └── CassetteError       a cassette that is replayed does not hold the query, or cannot be read or written
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import httpx
 import trio
 
+from retriever.breaker import CircuitBreaker
+from retriever.cassette import Cassette, Recorded
+from retriever.coalescing import Coalescer
+from retriever.passage import EXCERPT_CHARACTERS, CassetteError, Passage, Retriever, RetrieverError, RetrieverTimeout, passages_of
+from retriever.retries import RetryBudget
 from retriever.transport import Answer, ResponseTooLarge, trio_client
 
-__all__ = ["Passage", "Retriever", "RetrieverClient", "RetrieverError", "RetrieverTimeout"]
+__all__ = ["MAX_RESPONSE_BYTES", "Cassette", "CassetteError", "Passage", "Retriever", "RetrieverClient", "RetrieverError", "RetrieverTimeout"]
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-EXCERPT_CHARACTERS = 300
-
-
-class RetrieverError(Exception):
-    """The retriever refused, failed, or answered something else than passages."""
-
-
-class RetrieverTimeout(RetrieverError):
-    """The retriever did not answer within the deadline."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """A retrieved document. `contents` is its title line, in quotes in Search-R1's corpora, and its text."""
-
-    id: str
-    contents: str
-    score: float = 0.0
-
-    @property
-    def title(self) -> str:
-        """The first line, as it is."""
-        return self.contents.partition("\n")[0]
-
-    @property
-    def text(self) -> str:
-        """All lines but the first."""
-        return self.contents.partition("\n")[2]
-
-
-class Retriever(Protocol):
-    """What finds passages."""
-
-    async def retrieve(self, queries: Sequence[str], *, topk: int, deadline_s: float | None = None) -> list[list[Passage]]:
-        """At most `topk` passages per query, best first."""
-        ...
 
 
 class RetrieverClient:
@@ -72,27 +45,64 @@ class RetrieverClient:
         url: of the server, without `/retrieve`.
         deadline_s: of a whole call, further attempts and all.
         max_connections: calls in flight at once; further ones wait.
+        token: for a server that asks for one, sent as a bearer token.
+        mode: how this package's server finds passages: `dense`, `bm25` or `hybrid`; None for its own way. Other servers know no modes.
+        rerank: have this package's server order the best by its cross-encoder.
+        coalesce: requests in flight at once, in which the queries of concurrent calls go together; 0 for a request per call.
+        max_response_bytes: of an answer; a longer one is an error.
+        cassette: answers from a file; see `retriever.cassette`. A replayed one asks no server.
         transport: used instead of the network, e.g. a fake.
+
+    Raises:
+        ValueError: a token that no header can carry.
     """
 
-    def __init__(self, url: str, *, deadline_s: float = 30.0, max_connections: int = 128, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline_s: float = 30.0,
+        max_connections: int = 128,
+        token: str | None = None,
+        mode: str | None = None,
+        rerank: bool = False,
+        coalesce: int = 0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        cassette: Cassette | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/retrieve")
         self._deadline_s = deadline_s
-        self._client = trio_client(base_url=self.url, max_connections=max_connections, max_response_bytes=MAX_RESPONSE_BYTES, transport=transport)
+        self._mode, self._rerank = mode, rerank
+        self._cassette = cassette
+        self._client = trio_client(
+            base_url=self.url,
+            max_connections=max_connections,
+            max_response_bytes=max_response_bytes,
+            headers=_authorization(token),
+            transport=transport,
+        )
+        self._breaker, self._budget = CircuitBreaker(), RetryBudget()
+        self._coalescer = Coalescer(self._asked, requests=coalesce) if coalesce else None
 
     async def retrieve(self, queries: Sequence[str], *, topk: int, deadline_s: float | None = None) -> list[list[Passage]]:
-        """At most `topk` passages per query, best first. No connection, 429 and 5xx are tried again within the deadline.
+        """At most `topk` passages per query, best first.
 
         Raises:
             RetrieverTimeout: there was no answer within the deadline.
             RetrieverError: the server refused, its answer is not what the API says, or the time left allows no other attempt.
+            CassetteError: the cassette that is replayed does not hold a query.
         """
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
-        body = json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
-        with trio.move_on_after(deadline_s) as scope:
-            answer = await self._ask(body, scope)
-            return [[_passage(hit, self.url) for hit in hits[:topk]] for hits in _result(answer, len(queries), self.url)]
-        raise RetrieverTimeout(f"the retriever at {self.url} did not answer within {deadline_s:g} s")
+        if self._cassette is None:
+            return await self._retrieve(queries, topk, deadline_s)
+        asked = [Recorded(query=query, topk=topk, mode=self._mode, rerank=self._rerank) for query in queries]
+        found = [self._cassette.find(one) for one in asked]
+        missing = list(dict.fromkeys(one for one, passages in zip(asked, found, strict=True) if passages is None))
+        if missing:
+            answers = await self._retrieve([one.query for one in missing], topk, deadline_s)
+            self._cassette.add(list(zip(missing, answers, strict=True)))
+        return [self._cassette.find(one) or [] for one in asked]
 
     async def aclose(self) -> None:
         """Close its connections."""
@@ -104,63 +114,94 @@ class RetrieverClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
 
-    async def _ask(self, body: bytes, scope: trio.CancelScope) -> bytes:
-        pause_s = FIRST_PAUSE_S
+    async def _retrieve(self, queries: Sequence[str], topk: int, deadline_s: float) -> list[list[Passage]]:
+        call = _Call()
+        self._budget.deposit()
+        with trio.move_on_after(deadline_s):
+            return await (self._coalescer.get(queries, topk=topk) if self._coalescer else self._asked(queries, topk, call))
+        if call.failure is not None and not call.asking:
+            raise self._told(call.failure)
+        if self._breaker.is_open and not call.asking:
+            raise RetrieverError(f"the retriever at {self.url} had no turn within {deadline_s:g} s: {self._breaker.state}")
+        raise self._told(RetrieverTimeout(f"the retriever at {self.url} did not answer within {deadline_s:g} s"))
+
+    async def _asked(self, queries: Sequence[str], topk: int, call: _Call | None = None) -> list[list[Passage]]:
+        """The answer to one request, tried again until the caller's deadline leaves no time for it."""
+        call = _Call() if call is None else call
+        options: dict[str, Any] = ({"mode": self._mode} if self._mode else {}) | ({"rerank": True} if self._rerank else {})
+        body = json.dumps({"queries": list(queries), "topk": topk, "return_scores": True, **options}).encode()
+        deadline, pause_s = trio.current_effective_deadline(), FIRST_PAUSE_S
         while True:
-            wait_s = 0.0
-            try:
-                response = await self._client.exchange("POST", "/retrieve", body, _JSON)
-            except (ResponseTooLarge, httpx.UnsupportedProtocol) as error:
-                raise RetrieverError(f"the retriever at {self.url}: {error}") from error
-            except httpx.TransportError as error:
-                failure = RetrieverError(f"the retriever at {self.url} cannot be reached: {error}")
-                failure.__cause__ = error
-            else:
-                if response.status_code == 200:
-                    return response.content
-                failure = RetrieverError(f"the retriever at {self.url} answered {response.status_code}: {response.text[:EXCERPT_CHARACTERS]}")
-                if response.status_code != 429 and response.status_code < 500:
-                    raise failure
-                wait_s = _retry_after_s(response)
+            await self._breaker.admission()
+            call.asking = True
+            outcome = await self._attempt(body, deadline)
+            call.asking = False
+            if isinstance(outcome, Answer):
+                return passages_of(outcome.content, queries=len(queries), topk=topk, url=self.url)
+            call.failure, wait_s = outcome
             wait_s = max(wait_s, pause_s * random.uniform(0.5, 1.5))
-            if trio.current_time() + wait_s >= scope.deadline:
-                raise failure
+            if trio.current_time() + wait_s >= deadline:
+                raise self._told(call.failure)
             await trio.sleep(wait_s)
+            await self._budget.withdraw()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _attempt(self, body: bytes, deadline: float) -> Answer | tuple[RetrieverError, float]:
+        """The answer; or why there is none, where another attempt may help, and in how many seconds the server would have it."""
+        try:
+            response = await self._client.exchange("POST", "/retrieve", body, _JSON)
+        except (ResponseTooLarge, httpx.UnsupportedProtocol) as error:
+            raise RetrieverError(f"the retriever at {self.url}: {error}") from error
+        except httpx.TransportError as error:
+            self._breaker.failed(f"{type(error).__name__}: {error}")
+            failure = RetrieverError(f"the retriever at {self.url} cannot be reached: {error}")
+            failure.__cause__ = error
+            return failure, 0.0
+        except trio.Cancelled:
+            if trio.current_time() >= deadline:
+                self._breaker.failed("no answer within the deadline of a call")
+            raise
+        status, wait_s = response.status_code, _retry_after_s(response)
+        if status >= 500 and not wait_s:
+            self._breaker.failed(f"status {status}")
+        else:  # it is there, though it may be busy: then it says until when
+            self._breaker.succeeded()
+        if status == 200:
+            return response
+        failure = RetrieverError(f"the retriever at {self.url} answered {status}: {response.text[:EXCERPT_CHARACTERS]}")
+        if status != 429 and status < 500:
+            raise failure
+        return failure, wait_s
+
+    def _told(self, error: RetrieverError) -> RetrieverError:
+        """The error, with what the breaker knows where it is open."""
+        if not self._breaker.is_open:
+            return error
+        told = type(error)(f"{error}; {self._breaker.state}")
+        told.__cause__ = error.__cause__
+        return told
+
+
+@dataclass(kw_only=True, slots=True)
+class _Call:
+    """How far a call has come."""
+
+    asking: bool = False  # rather than pausing, or waiting for a turn
+    failure: RetrieverError | None = None  # of its last attempt
 
 
 _JSON = {"content-type": "application/json"}
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise ValueError("the retriever's token must be printable ASCII without blanks")  # the token itself is never shown
+    return {"authorization": f"Bearer {token}"}
 
 
 def _retry_after_s(response: Answer) -> float:
     """What the server asks for; 0 where it says nothing, or gives a date."""
     text = response.headers.get(b"retry-after", b"")
     return float(text) if text.isdigit() else 0.0
-
-
-def _result(answer: bytes, expected: int, url: str) -> list[list[Any]]:
-    try:
-        value = json.loads(answer)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or lists in lists in lists
-        raise RetrieverError(f"the retriever at {url} answered no JSON: {error}") from error
-    result = value.get("result") if isinstance(value, dict) else None
-    if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
-        raise RetrieverError(f'the retriever at {url}: expected {{"result": [[...], ...]}}, got {answer[:EXCERPT_CHARACTERS]!r}')
-    if len(result) != expected:
-        raise RetrieverError(f"the retriever at {url} answered {len(result)} lists of passages to {expected} queries")
-    return result
-
-
-def _passage(hit: object, url: str) -> Passage:
-    document = hit.get("document") if isinstance(hit, dict) else None
-    if not isinstance(hit, dict) or not isinstance(document, dict) or not isinstance(document.get("contents"), str):
-        raise RetrieverError(f'the retriever at {url}: expected {{"document": {{"id", "contents"}}, "score"}}, got {str(hit)[:EXCERPT_CHARACTERS]}')
-    score = hit.get("score", 0.0)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
-        raise RetrieverError(f"the retriever at {url}: expected a finite number as score, got {str(score)[:EXCERPT_CHARACTERS]}")
-    return Passage(id=_encodable(str(document.get("id", ""))), contents=_encodable(document["contents"]), score=float(score))
-
-
-def _encodable(text: str) -> str:
-    """The text with lone surrogates, which JSON can carry and UTF-8 cannot, replaced."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
