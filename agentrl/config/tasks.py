@@ -122,12 +122,23 @@ class RetrieverRecipe(Section):
             )
         if self.index is not None and (idle := self._changed(*OF_A_CORPUS)):
             raise ValueError(f"retriever.{idle} is about a corpus, and an index was built with its own: leave it out")
-        if self.corpus is not None and (refused := self._refused_of_a_corpus()):
+        if refused := self._refused_computing() or (self._refused_of_a_corpus() if self.corpus is not None else None):
             raise ValueError(refused)
         return self
 
     def _changed(self, *names: str) -> str | None:
         return next((name for name in names if getattr(self, name) != type(self).model_fields[name].default), None)
+
+    def _refused_computing(self) -> str | None:
+        if self.device == "cuda" and self.threads > 1:
+            return "retriever.threads are those of a CPU, and retriever.device is cuda: leave them out"
+        if self.precision == "fp16" and self.device == "cpu":
+            return "retriever.precision fp16 is for GPUs; on a CPU bf16 is the fast one: set retriever.precision=bf16, or fp32"
+        if self.runtime == "onnx" and (self.device == "cuda" or self.precision == "bf16"):
+            return "retriever.runtime onnx computes fp32 and int8 on the CPU: set retriever.runtime=torch, or auto"
+        if self.precision == "int8" and (self.device == "cuda" or self.runtime == "torch"):
+            return "retriever.precision int8 is onnxruntime's on the CPU: set retriever.precision=bf16, or leave device and runtime out"
+        return None
 
     def _refused_of_a_corpus(self) -> str | None:
         model_free = self.encoder in (HASHED, NO_ENCODER)

@@ -36,6 +36,10 @@ def recipe(retriever, **sections) -> Recipe:
         ({"corpus": "c", "mode": "hybrid"}, r"needs an index of words: set retriever\.bm25=true"),
         ({"corpus": "c", "parameters": "nprobe=8"}, r"retriever\.index_type Flat is exact: leave them out"),
         ({"index": "i", "device": "cuda"}, r"retriever\.device cuda needs GPUs: set resources\.retriever_gpus"),
+        ({"index": "i", "device": "cuda", "threads": 4}, r"retriever\.threads are those of a CPU"),
+        ({"index": "i", "precision": "fp16"}, r"on a CPU bf16 is the fast one"),
+        ({"index": "i", "runtime": "onnx", "precision": "bf16"}, r"retriever\.runtime onnx computes fp32 and int8 on the CPU"),
+        ({"index": "i", "runtime": "torch", "precision": "int8"}, r"retriever\.precision int8 is onnxruntime's on the CPU"),
         ({"index": "i", "threads": 0}, "greater than 0"),
     ],
 )
