@@ -31,7 +31,7 @@ from agentrl.types import StopReason, Task, ToolCall
 from envs.exact_match import exact_match, last_answer
 from envs.search_prompts import PROMPTS, fill, with_question_mark
 from envs.search_reward import PASSAGES, SearchReward, Transcript
-from envs.shared_retriever import give_back, lease
+from envs.shared_retriever import Leased, give_back, lease
 from retriever.client import Passage, Retriever, RetrieverError, RetrieverTimeout
 
 __all__ = ["INFORMATION_FORMAT", "INVALID_MESSAGE", "PASSAGE_FORMAT", "SearchEnv"]
@@ -53,8 +53,14 @@ class SearchEnv(Environment):
     """Search-R1's environment.
 
     Args:
-        retriever_url: of a server with Search-R1's API. Not needed where nothing is searched.
+        retriever_url: of a server with Search-R1's API. Not needed where nothing is searched. A server that asks for a token gets the one in
+            the environment variable AGENTRL_RETRIEVER_TOKEN.
         retriever: used instead, e.g. a fake.
+        retriever_mode: `dense`, `bm25` or `hybrid`, where this package's server is to search otherwise than in its own way.
+        retriever_rerank: have this package's server order the best passages by its cross-encoder.
+        retriever_coalesce: requests of a worker in flight at once, in which the searches of its episodes go together; 0 for a request per search.
+        retriever_cassette: a file (`retriever.cassette`) that is replayed, so that no server is needed; relative to the run's directory.
+        retriever_record: record to the cassette instead what it does not hold yet.
         topk: passages per search.
         max_turns: turns in which a search is answered; Search-R1 uses 2 for NQ and 4 for NQ + HotpotQA.
         prompt: a name in `search_prompts.PROMPTS`, or a text with `{question}` (and `{context}` with `rag`). By default the one that
@@ -79,6 +85,11 @@ class SearchEnv(Environment):
         *,
         retriever_url: str | None = None,
         retriever: Retriever | None = None,
+        retriever_mode: str | None = None,
+        retriever_rerank: bool = False,
+        retriever_coalesce: int = 0,
+        retriever_cassette: str | None = None,
+        retriever_record: bool = False,
         topk: int = 3,
         max_turns: int = 4,
         prompt: str | None = None,
@@ -93,10 +104,17 @@ class SearchEnv(Environment):
         tool_deadline_s: float = 30.0,
     ) -> None:
         search = search and not rag
-        if (search or rag) and retriever_url is None and retriever is None:
-            raise ValueError("SearchEnv searches: give it a retriever_url, or switch search and rag off")
+        self._source = Leased(
+            url=retriever_url,
+            mode=retriever_mode,
+            rerank=retriever_rerank,
+            coalesce=retriever_coalesce,
+            cassette=retriever_cassette,
+            record=retriever_record,
+        )
+        _check_source(self._source, searches=search or rag, given=retriever)
         self.stop_strings = ("</search>", "</answer>") if search else ("</answer>",)
-        self._retriever_url, self._retriever = retriever_url, retriever
+        self._retriever = retriever
         self._topk = topk
         self._searching_turns = max_turns if search else 0
         self._prompt = _prompt_template(prompt, search=search, rag=rag)
@@ -125,8 +143,8 @@ class SearchEnv(Environment):
         if not task.answers:
             raise DataError(f"task {task.id} has no golden answers: it cannot be scored")
         self._golden_answers = task.answers
-        if self._retriever is None and self._retriever_url is not None:
-            self._retriever, self._leased = lease(self._retriever_url), True
+        if self._retriever is None and (self._source.url is not None or self._source.cassette is not None):
+            self._retriever, self._leased = self._lease(), True
         if task.messages and not self._rag:
             self._asked = _only_message(task)
             return Observation(segments=(Segment(text=self._asked),), role=self._role)
@@ -173,9 +191,15 @@ class SearchEnv(Environment):
 
     async def close(self) -> None:
         """Give the shared client back."""
-        if self._leased and self._retriever_url is not None:
+        if self._leased:
             self._leased = False
-            await give_back(self._retriever_url)
+            await give_back(self._source)
+
+    def _lease(self) -> Retriever:
+        try:
+            return lease(self._source)
+        except (RetrieverError, ValueError) as error:  # the cassette, or the token
+            raise EnvironmentFailure(str(error), cause="tool_error") from error
 
     def _go_on(self, observation: Observation, action: str, argument: str = "", *calls: ToolCall) -> StepResult:
         self._response += observation.segments
@@ -208,6 +232,20 @@ class SearchEnv(Environment):
             texts.append(self._passage_format.format(i=number, title=title, text=text, id=passage.id))
             broken += a + b
         return "".join(texts), broken
+
+
+def _check_source(source: Leased, *, searches: bool, given: Retriever | None) -> None:
+    """Refuse a retriever that is missing, and options that nothing comes of."""
+    idle = [f"retriever_{name}" for name in ("mode", "rerank", "coalesce", "cassette", "record") if getattr(source, name)]
+    if idle and (given is not None or not searches):
+        why = "nothing is searched" if not searches else "a retriever of its own is given"
+        raise ValueError(f"{' and '.join(idle)} of SearchEnv would have no effect: {why}")
+    if source.record and (source.cassette is None or source.url is None):
+        raise ValueError("retriever_record needs a retriever_cassette to record to, and a retriever_url to record from")
+    if source.cassette is not None and not source.record and source.coalesce:
+        raise ValueError("retriever_coalesce would have no effect: a cassette that is replayed asks nobody")
+    if searches and given is None and source.url is None and source.cassette is None:
+        raise ValueError("SearchEnv searches: give it a retriever_url, or switch search and rag off")
 
 
 def _action(completion: str) -> tuple[str, str, str]:

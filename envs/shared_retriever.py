@@ -1,35 +1,61 @@
 """One client per retriever and process: hundreds of episodes share its connections.
 
-An episode leases the client and gives it back; the last one to do so closes it. Clients belong to one run of trio.
+An episode leases the client and gives it back; the last one to do so closes it. Clients belong to one run of trio, and so do the cassettes
+they record to or replay, which are read once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 import trio
 
-from retriever.client import RetrieverClient
+from retriever.client import Cassette, RetrieverClient
 
-__all__ = ["give_back", "lease"]
+__all__ = ["TOKEN_VARIABLE", "Leased", "give_back", "lease"]
 
-
-def lease(url: str) -> RetrieverClient:
-    """The client of `url`. Every lease is given back exactly once."""
-    clients = _clients()
-    if url not in clients:
-        clients[url] = _Shared(client=RetrieverClient(url))
-    shared = clients[url]
-    shared.leases += 1
-    return shared.client
+TOKEN_VARIABLE = "AGENTRL_RETRIEVER_TOKEN"  # from the environment: options are written into a run's files
+NO_URL = "http://cassette.invalid"  # never asked: of a cassette that is replayed
 
 
-async def give_back(url: str) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leased:
+    """Which client: those that are asked alike share one. The fields are `RetrieverClient`'s.
+
+    `cassette` is a path, which is recorded to where `record` says so, and replayed otherwise.
+    """
+
+    url: str | None
+    mode: str | None = None
+    rerank: bool = False
+    coalesce: int = 0
+    cassette: str | None = None
+    record: bool = False
+
+
+def lease(what: str | Leased) -> RetrieverClient:
+    """The client of a URL, or of more than that. Every lease is given back exactly once.
+
+    Raises:
+        CassetteError: the cassette cannot be opened.
+        ValueError: the token in the environment is none.
+    """
+    shared, key = _of_this_run(), _key(what)
+    if key not in shared.clients:
+        shared.clients[key] = _Shared(client=_client(key, shared.cassettes))
+    one = shared.clients[key]
+    one.leases += 1
+    return one.client
+
+
+async def give_back(what: str | Leased) -> None:
     """End a lease."""
-    shared = _clients()[url]
+    clients, key = _of_this_run().clients, _key(what)
+    shared = clients[key]
     shared.leases -= 1
     if shared.leases == 0:
-        del _clients()[url]
+        del clients[key]
         await shared.client.aclose()
 
 
@@ -39,13 +65,40 @@ class _Shared:
     leases: int = 0
 
 
-_of_run: trio.lowlevel.RunVar[dict[str, _Shared]] = trio.lowlevel.RunVar("shared retrievers")
+@dataclass(kw_only=True, slots=True)
+class _OfRun:
+    clients: dict[Leased, _Shared] = field(default_factory=dict)
+    cassettes: dict[tuple[str, bool], Cassette] = field(default_factory=dict)
 
 
-def _clients() -> dict[str, _Shared]:
+_of_run: trio.lowlevel.RunVar[_OfRun] = trio.lowlevel.RunVar("shared retrievers")
+
+
+def _key(what: str | Leased) -> Leased:
+    return Leased(url=what) if isinstance(what, str) else what
+
+
+def _client(key: Leased, cassettes: dict[tuple[str, bool], Cassette]) -> RetrieverClient:
+    cassette = None
+    if key.cassette is not None:
+        known = (key.cassette, key.record)
+        if known not in cassettes:
+            cassettes[known] = Cassette.record(key.cassette) if key.record else Cassette.replay(key.cassette)
+        cassette = cassettes[known]
+    return RetrieverClient(
+        NO_URL if key.url is None else key.url,
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        mode=key.mode,
+        rerank=key.rerank,
+        coalesce=key.coalesce,
+        cassette=cassette,
+    )
+
+
+def _of_this_run() -> _OfRun:
     try:
         return _of_run.get()
     except LookupError:
-        clients: dict[str, _Shared] = {}
-        _of_run.set(clients)
-        return clients
+        found = _OfRun()
+        _of_run.set(found)
+        return found
