@@ -22,6 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import trio
 
@@ -43,6 +44,8 @@ INVALID_MESSAGE = (
     " answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
 )
 
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"</?(\w+)>")
 _OWN_TAGS = ("think", "search", "answer")
@@ -56,11 +59,12 @@ class SearchEnv(Environment):
         retriever_url: of a server with Search-R1's API. Not needed where nothing is searched. A server that asks for a token gets the one in
             the environment variable AGENTRL_RETRIEVER_TOKEN.
         retriever: used instead, e.g. a fake.
-        retriever_mode: `dense`, `bm25` or `hybrid`, where this package's server is to search otherwise than in its own way.
-        retriever_rerank: have this package's server order the best passages by its cross-encoder.
-        retriever_coalesce: requests of a worker in flight at once, in which the searches of its episodes go together; 0 for a request per search.
-        retriever_cassette: a file (`retriever.cassette`) that is replayed, so that no server is needed; relative to the run's directory.
-        retriever_record: record to the cassette instead what it does not hold yet.
+        retriever_options: how it is asked:
+            `mode`: `dense`, `bm25` or `hybrid`, where this package's server is to search otherwise than in its own way.
+            `rerank`: true to have this package's server order the best passages by its cross-encoder.
+            `coalesce`: requests of a worker in flight at once, in which the searches of its episodes go together; 0 for one per search.
+            `cassette`: a file (`retriever.cassette`) that is replayed, so that no server is needed; relative to the run's directory.
+            `record`: true to record to the cassette what it does not hold yet.
         topk: passages per search.
         max_turns: turns in which a search is answered; Search-R1 uses 2 for NQ and 4 for NQ + HotpotQA.
         prompt: a name in `search_prompts.PROMPTS`, or a text with `{question}` (and `{context}` with `rag`). By default the one that
@@ -85,11 +89,7 @@ class SearchEnv(Environment):
         *,
         retriever_url: str | None = None,
         retriever: Retriever | None = None,
-        retriever_mode: str | None = None,
-        retriever_rerank: bool = False,
-        retriever_coalesce: int = 0,
-        retriever_cassette: str | None = None,
-        retriever_record: bool = False,
+        retriever_options: Mapping[str, object] = NO_OPTIONS,
         topk: int = 3,
         max_turns: int = 4,
         prompt: str | None = None,
@@ -104,15 +104,7 @@ class SearchEnv(Environment):
         tool_deadline_s: float = 30.0,
     ) -> None:
         search = search and not rag
-        self._source = Leased(
-            url=retriever_url,
-            mode=retriever_mode,
-            rerank=retriever_rerank,
-            coalesce=retriever_coalesce,
-            cassette=retriever_cassette,
-            record=retriever_record,
-        )
-        _check_source(self._source, searches=search or rag, given=retriever)
+        self._source = _source(retriever_url, retriever_options, searches=search or rag, given=retriever)
         self.stop_strings = ("</search>", "</answer>") if search else ("</answer>",)
         self._retriever = retriever
         self._topk = topk
@@ -234,18 +226,15 @@ class SearchEnv(Environment):
         return "".join(texts), broken
 
 
-def _check_source(source: Leased, *, searches: bool, given: Retriever | None) -> None:
-    """Refuse a retriever that is missing, and options that nothing comes of."""
-    idle = [f"retriever_{name}" for name in ("mode", "rerank", "coalesce", "cassette", "record") if getattr(source, name)]
-    if idle and (given is not None or not searches):
-        why = "nothing is searched" if not searches else "a retriever of its own is given"
-        raise ValueError(f"{' and '.join(idle)} of SearchEnv would have no effect: {why}")
-    if source.record and (source.cassette is None or source.url is None):
-        raise ValueError("retriever_record needs a retriever_cassette to record to, and a retriever_url to record from")
-    if source.cassette is not None and not source.record and source.coalesce:
-        raise ValueError("retriever_coalesce would have no effect: a cassette that is replayed asks nobody")
-    if searches and given is None and source.url is None and source.cassette is None:
+def _source(url: str | None, options: Mapping[str, object], *, searches: bool, given: Retriever | None) -> Leased:
+    """The retriever to lease. Refuses one that is missing, and options that nothing would come of."""
+    source = Leased.of(url, options)
+    if options and (given is not None or not searches):
+        why = "a retriever of its own is given" if searches else "nothing is searched"
+        raise ValueError(f"retriever_options ({', '.join(options)}) of SearchEnv would have no effect: {why}")
+    if searches and given is None and url is None and source.cassette is None:
         raise ValueError("SearchEnv searches: give it a retriever_url, or switch search and rag off")
+    return source
 
 
 def _action(completion: str) -> tuple[str, str, str]:

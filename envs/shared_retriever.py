@@ -7,7 +7,9 @@ they record to or replay, which are read once.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -32,6 +34,31 @@ class Leased:
     coalesce: int = 0
     cassette: str | None = None
     record: bool = False
+
+    @classmethod
+    def of(cls, url: str | None, options: Mapping[str, object]) -> Leased:
+        """The one with these options.
+
+        Raises:
+            ValueError: an option that there is not, of another type, or without effect.
+        """
+        for name, value in options.items():
+            if name not in _KINDS:
+                raise ValueError(f"retriever_options has {', '.join(_KINDS)}, got {name!r}")
+            if type(value) is not _KINDS[name]:
+                raise ValueError(f"retriever_options: {name} must be of type {_KINDS[name].__name__}, got {value!r}")
+        chosen: Any = dict(options)
+        leased = cls(url=url, **chosen)
+        if leased.coalesce < 0:
+            raise ValueError(f"retriever_options: coalesce must be 0 or more, got {leased.coalesce}")
+        if leased.record and (leased.cassette is None or url is None):
+            raise ValueError("retriever_options: record needs a cassette to record to, and a retriever_url to record from")
+        if leased.cassette is not None and leased.coalesce and not leased.record:
+            raise ValueError("retriever_options: coalesce would have no effect, for a cassette that is replayed asks nobody")
+        return leased
+
+
+_KINDS: Mapping[str, type] = {"mode": str, "rerank": bool, "coalesce": int, "cassette": str, "record": bool}
 
 
 def lease(what: str | Leased) -> RetrieverClient:
