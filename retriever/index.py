@@ -238,17 +238,24 @@ class Index:
 
     def _dense_hits(self, which: Sequence[int], depths: Sequence[int], vectors_QD: Vectors) -> dict[int, list[Hit]]:
         found: dict[int, list[Hit]] = {}
-        for some in _grouped(which, depths, apart=self.serving.one_at_a_time):
+        for some in self._together(which, depths):
             assert self.dense is not None
             found |= dict(zip(some, _hits(*self.dense.search(vectors_QD[some], max(depths[i] for i in some))), strict=True))
         return found
 
     def _bm25_hits(self, which: Sequence[int], depths: Sequence[int], queries: Sequence[Query]) -> dict[int, list[Hit]]:
         found: dict[int, list[Hit]] = {}
-        for some in _grouped(which, depths, apart=self.serving.one_at_a_time):
+        for some in self._together(which, depths):
             assert self.bm25 is not None
             found |= dict(zip(some, _hits(*self.bm25.search([_text(queries[i]) for i in some], max(depths[i] for i in some))), strict=True))
         return found
+
+    def _together(self, which: Sequence[int], depths: Sequence[int]) -> list[list[int]]:
+        """Queries that are searched together, in one product: all of them, or each alone."""
+        which = [i for i in which if depths[i] > 0]
+        if self.serving.one_at_a_time:
+            return [[i] for i in which]
+        return [which] if which else []
 
     def _reranked(self, queries: Sequence[Query], found: list[list[Hit]]) -> list[list[Hit]]:
         which = [i for i, query in enumerate(queries) if query.rerank and found[i]]
@@ -258,11 +265,19 @@ class Index:
         for i in which:
             found[i] = found[i][: self._candidates(queries[i])]
         pairs = [(_text(queries[i]), self.documents.contents(hit.row)) for i in which for hit in found[i]]
-        scores = iter(self.reranker.score_pairs(pairs).tolist())
+        scores = iter(self._scores(pairs, [len(found[i]) for i in which]))
         for i in which:
             rescored = [Hit(row=hit.row, score=next(scores)) for hit in found[i]]
             found[i] = sorted(rescored, key=lambda hit: -hit.score)
         return found
+
+    def _scores(self, pairs: Sequence[tuple[str, str]], lengths: Sequence[int]) -> list[float]:
+        """Of the reranker: of all pairs at once, or of a query's at a time."""
+        assert self.reranker is not None
+        if not self.serving.one_at_a_time:
+            return self.reranker.score_pairs(pairs).tolist()  # type: ignore[no-any-return]
+        ends = np.cumsum(lengths).tolist()
+        return [score for end, length in zip(ends, lengths, strict=True) for score in self.reranker.score_pairs(pairs[end - length : end]).tolist()]
 
 
 def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Progress) -> Index:
@@ -296,7 +311,7 @@ def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress:
         if serving.parameters:
             raise IndexFault(f"--parameters {serving.parameters}: these vectors are blocks, which are searched exactly: there is nothing to set")
         shards = VectorShards.open([directory / name for name in record.files])
-        return BlockSearcher.open(shards, dtype=record.dtype, devices=serving.devices, progress=progress)
+        return BlockSearcher.open(shards, dtype=record.dtype, devices=serving.devices, threads=serving.runtime.threads, progress=progress)
     from retriever.searchers.faiss_index import FaissSearcher
 
     return FaissSearcher.open(
@@ -360,14 +375,6 @@ def _modes(dense: bool, bm25: bool, first: Mode | None) -> tuple[Mode, ...]:
 def _text(query: Query) -> str:
     """What is looked for: empty where a query says nothing. A lone surrogate, which is no text, becomes a question mark."""
     return query.text[:MAX_QUERY_CHARACTERS].encode("utf-8", "replace").decode().strip()
-
-
-def _grouped(which: Sequence[int], depths: Sequence[int], *, apart: bool) -> list[list[int]]:
-    """Queries that are searched together: all, or those of one depth only, where an answer must not depend on what else is asked."""
-    which = [i for i in which if depths[i] > 0]
-    if not apart:
-        return [which] if which else []
-    return [[i for i in which if depths[i] == depth] for depth in sorted({depths[i] for i in which})]
 
 
 def _hits(scores_QK: Vectors, rows_QK: Rows) -> list[list[Hit]]:

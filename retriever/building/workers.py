@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from retriever.building.contents import open_documents
 from retriever.building.shards import Shard, ShardRecord, embed_shard
-from retriever.documents import DocumentStore
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import Runtime
-from retriever.manifest import DOCUMENTS, IDS, OFFSETS, IndexFault
+from retriever.manifest import IndexFault
 from retriever.query import Progress
 from retriever.searchers.shards import VectorType
 
@@ -32,17 +32,12 @@ END_S = 10.0  # a worker that was told to end does so between two batches
 class Embedding:
     """How shards are embedded: the same in every process."""
 
-    documents: Path  # a directory with documents.jsonl and offsets.npy, or the file itself where it lies elsewhere
-    directory: Path
+    documents: Path  # the file of lines
+    directory: Path  # of its offsets and ids
     record: Mapping[str, Any]  # the encoder's
     table: Path | None  # of the hashed encoder
     runtime: Runtime
     dtype: VectorType
-
-    def store(self) -> DocumentStore:
-        """The documents."""
-        ids = self.directory / IDS
-        return DocumentStore.open(self.documents, self.directory / OFFSETS, ids if ids.is_file() else None)
 
 
 def embed(embedding: Embedding, shards: Sequence[Shard], devices: Sequence[str], progress: Progress, *, done: int, of: int) -> dict[int, ShardRecord]:
@@ -70,7 +65,7 @@ def _embed_here(embedding: Embedding, shards: Sequence[Shard], device: str, prog
     if not shards:
         return records
     encoder = open_encoder(embedding.record, runtime_on(embedding.runtime, device), table=embedding.table)
-    with embedding.store() as documents:
+    with open_documents(embedding.directory, embedding.documents) as documents:
         for shard in shards:
             before = done
 
@@ -154,7 +149,7 @@ def _work(connection: Connection, embedding: Embedding, device: str) -> None:
 
     try:
         encoder = open_encoder(embedding.record, runtime_on(embedding.runtime, device), table=embedding.table)
-        with embedding.store() as documents:
+        with open_documents(embedding.directory, embedding.documents) as documents:
             while True:
                 shard = connection.recv()
                 record = embed_shard(encoder, documents, shard, embedding.dtype, tell)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -18,9 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from retriever.manifest import BUILD, IndexFault
 
-__all__ = ["Workshop", "sync", "workshop", "write_whole"]
+__all__ = ["Workshop", "workshop", "write_array", "write_whole"]
 
 JOB = "job.json"
 LOCK = "lock"
@@ -33,6 +37,11 @@ class Workshop:
         self.directory = directory
         self.out = out
         self.build = directory / BUILD
+
+    @classmethod
+    def beside(cls, out: Path) -> Workshop:
+        """Where `out` is built, without holding it."""
+        return cls(out.parent / f".{out.name}.building", out)
 
     def job(self) -> dict[str, Any] | None:
         """What is being built here since an earlier run; None at the beginning."""
@@ -53,7 +62,7 @@ class Workshop:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-        sync(self.directory)
+        _sync(self.directory)
         self.directory.rename(self.out)
         _sync_one(self.out.parent)
         shutil.rmtree(self.out / BUILD)  # the lock goes last: whoever waits for it finds the index in place
@@ -73,14 +82,14 @@ def workshop(out: Path, *, wait: bool = False) -> Iterator[Workshop | None]:
     Raises:
         IndexFault: another process is building `out`.
     """
-    directory = out.parent / f".{out.name}.building"
-    descriptor = _locked(directory / BUILD / LOCK, wait)
+    held = Workshop.beside(out)
+    descriptor = _locked(held.build / LOCK, wait)
     try:
         if out.exists():
-            shutil.rmtree(directory)
+            held.drop()
             yield None
         else:
-            yield Workshop(directory, out)
+            yield held
     finally:
         os.close(descriptor)
 
@@ -96,7 +105,14 @@ def write_whole(path: Path, data: bytes) -> None:
     _sync_one(path.parent)
 
 
-def sync(directory: Path) -> None:
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """`write_whole` of an .npy file."""
+    data = io.BytesIO()
+    np.save(data, array, allow_pickle=False)
+    write_whole(path, data.getvalue())
+
+
+def _sync(directory: Path) -> None:
     """Bring a directory's files to the disk: what follows must not overtake them."""
     for path in (*(path for path in directory.rglob("*") if not path.is_symlink()), directory):
         _sync_one(path)
