@@ -1,163 +1,360 @@
-"""The HTTP API: Search-R1's `POST /retrieve`, and `GET /health`, `GET /ready`.
+"""The HTTP API: Search-R1's `POST /retrieve`, and what a server needs beside it.
 
     {"queries": ["capital of Norway"], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"id": "7", "contents": "\\"Oslo\\"\\nOslo is ..."}, "score": 0.83}, ...]]}
 
-Without scores (the default) a hit is the document itself. Wrong requests are answered by 400 (not JSON), 413 (too large) or 422 (JSON of
-another shape), an overloaded server by 503 with Retry-After, a passed deadline by 504; always as `{"detail": what was expected}`.
+Without scores (the default) a hit is the document itself.
+
+    POST /retrieve          documents for queries                 GET /health         the process lives
+    GET  /documents/{id}    one document                          GET /ready          it answers; 503 with the progress of loading before
+    POST /access            documents by URL, ASearcher's way     GET /info /metrics /openapi.json
+    POST /admin/reload      open the index again
+
+Wrong requests are answered by 400 (not JSON), 401 (no token), 413 (too large) or 422 (another shape), an overloaded server by 503 with
+Retry-After, a passed deadline by 504; always as `{"detail": what was expected}`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
-from retriever.batching import Batcher, BatcherClosed, DeadlinePassed, QueueFull
-from retriever.index import Hit, Index
+from retriever.api import (
+    JSON,
+    MAX_BODY_BYTES,
+    MSGPACK,
+    WrongRequest,
+    document_bytes,
+    documents_bytes,
+    parse_access,
+    parse_retrieve,
+    retrieve_bytes,
+)
+from retriever.local import Reloaded
+from retriever.metrics import CONTENT_TYPE, Metrics
+from retriever.openapi import openapi
+from retriever.query import NotReady, Refused, Service
 
-__all__ = ["MAX_BODY_BYTES", "MAX_QUERIES", "MAX_TOPK", "Query", "create_app"]
+__all__ = ["DEADLINE_S", "create_app"]
 
-MAX_BODY_BYTES = 2 * 1024 * 1024
-MAX_QUERIES = 1024
-MAX_TOPK = 100
-MAX_BATCH = 256
-MAX_WAITING = 4096
 DEADLINE_S = 60.0
-CLIENT_GONE = 499  # nobody reads it; it is in logs
-
-Outcome = TypeVar("Outcome")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Query:
-    """One query of a request."""
-
-    text: str
-    topk: int
+BODY_S = 20.0  # for all of a body to arrive: of 2 MB at 1 Mbit/s
+CLIENT_GONE = 499  # nobody reads it; it is in /metrics
+MAX_DEADLINE_DIGITS = 9  # of milliseconds: 11 days
+OPEN_PATHS = ("/health", "/ready")  # what a load balancer asks; they tell nothing of the documents
+READY_FIELDS = ("documents", "modes", "identity", "waiting")  # of /info
+ROUTES = {"/retrieve", "/documents", "/access", "/health", "/ready", "/info", "/metrics", "/openapi.json", "/admin"}
+PHP_PATH, PHP_QUERY = "index.php/", "index.php?title="
+INTERNAL = "the server failed: its log says how"
 
 
-def create_app(index: Index, *, topk: int = 3, max_waiting: int = MAX_WAITING, deadline_s: float = DEADLINE_S) -> Starlette:
-    """The server's application.
+def create_app(
+    service: Service,
+    *,
+    topk: int = 3,
+    token: str | None = None,
+    deadline_s: float = DEADLINE_S,
+    reload: Callable[[], Awaitable[Reloaded]] | None = None,
+    metrics: Metrics | None = None,
+) -> Starlette:
+    """The server's application. The service is entered when it starts and left when it ends.
 
     Args:
         topk: hits per query where a request does not say.
-        max_waiting: queries that may wait before further requests are refused.
+        token: what a request must bring (`Authorization: Bearer TOKEN`), but to /health and /ready; None: nobody is asked.
+        deadline_s: of a request that brings none (`X-Deadline-Ms`), and the longest of those that do.
+        reload: what POST /admin/reload does; None: there is no such route.
+        metrics: counted here besides what the service counts.
     """
-    batcher = Batcher[Query, list[Hit]](partial(_search, index), max_batch=MAX_BATCH, max_waiting=max_waiting)
+    return _App(service, topk=topk, token=token, deadline_s=deadline_s, reload=reload, metrics=metrics or Metrics())
+
+
+class _App(Starlette):
+    """Requests to /retrieve are answered here: at thousands a second, a router's share of the time can be seen. Others take Starlette's way."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        topk: int,
+        token: str | None,
+        deadline_s: float,
+        reload: Callable[[], Awaitable[Reloaded]] | None,
+        metrics: Metrics,
+    ) -> None:
+        self._service, self._topk, self._deadline_s, self._metrics = service, topk, deadline_s, metrics
+        self._token = None if token is None else token.encode()
+        self._routes = _Routes(service=service, metrics=metrics, reload=reload, token=token is not None)
+        handlers: Mapping[Any, Any] = {HTTPException: _http_error, Refused: _refused, Exception: _failed}
+        super().__init__(routes=self._routes.all(), lifespan=self._lifespan, exception_handlers=handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        path = scope["path"]
+        if self._token is not None and path not in OPEN_PATHS and not _allowed(scope, self._token):
+            headers = [(b"www-authenticate", b"Bearer")]
+            await self._answer(scope, send, 401, _detail("a bearer token is needed: Authorization: Bearer TOKEN"), headers=headers)
+        elif path == "/retrieve" and scope["method"] == "POST":
+            await self._retrieve(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, self._counting(scope, send))
+
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = perf_counter()
+        try:
+            head = _head(scope, self._deadline_s)
+            asked = parse_retrieve(await _body(receive, head), packed=head.packed, default_topk=self._topk)
+            with _Connected(receive):
+                found = await self._service.retrieve(asked.queries, deadline_s=head.deadline_s)
+            body = retrieve_bytes(found, asked, packed=head.wants_packed)
+        except Refused as error:
+            await self._answer(scope, send, error.status, _detail(str(error)), headers=_headers(error))
+        except Exception:
+            await self._answer(scope, send, 500, _detail(INTERNAL))
+            raise
+        else:
+            await self._answer(scope, send, 200, body, MSGPACK if head.wants_packed else JSON)
+            self._metrics.queries += len(asked.queries)
+            self._metrics.request_s.observe(perf_counter() - started)
+
+    async def _answer(
+        self, scope: Scope, send: Send, status: int, body: bytes, media: str = JSON, *, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        self._metrics.requests[_route(scope["path"]), status] += 1
+        own = [(b"content-type", media.encode()), (b"content-length", b"%d" % len(body)), *headers]
+        await send({"type": "http.response.start", "status": status, "headers": own})
+        await send({"type": "http.response.body", "body": body})
+
+    def _counting(self, scope: Scope, send: Send) -> Send:
+        route = _route(scope["path"])
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests[route, message["status"]] += 1
+            await send(message)
+
+        return counted
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with batcher:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with self._service:
             yield
 
-    async def retrieve(request: Request) -> Response:
-        queries, with_scores = _parse(await _body(request), topk)
-        hits = await _unless_gone(request, batcher.submit(queries, deadline_s=deadline_s))
-        return Response(_answer(index, hits, with_scores), media_type="application/json")
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Routes:
+    """What is asked less often."""
 
-    async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "ready", "documents": len(index), "dim": index.encoder.settings.dim, "waiting": batcher.waiting})
+    service: Service
+    metrics: Metrics
+    reload: Callable[[], Awaitable[Reloaded]] | None
+    token: bool
 
-    routes = [
-        Route("/retrieve", retrieve, methods=["POST"]),
-        Route("/health", health),
-        Route("/ready", ready),
-    ]
-    handlers = {HTTPException: _http_error, QueueFull: _overloaded, DeadlinePassed: _too_late, BatcherClosed: _ending}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    def all(self) -> list[Route]:
+        admin = [Route("/admin/reload", self.reloaded, methods=["POST"])] if self.reload is not None else []
+        return [
+            Route("/retrieve", self.method_not_allowed),
+            Route("/documents/{id:path}", self.document),
+            Route("/access", self.access, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/info", self.info),
+            Route("/metrics", self.prometheus),
+            Route("/openapi.json", self.description),
+            *admin,
+        ]
+
+    async def method_not_allowed(self, request: Request) -> Response:
+        raise HTTPException(405, headers={"allow": "POST"})
+
+    async def document(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        document = await self.service.document(id)
+        if document is None:
+            raise HTTPException(404, f"there is no document with the id {id!r}")
+        packed = _head(request.scope, 0.0).wants_packed
+        return Response(document_bytes(document, packed=packed), media_type=MSGPACK if packed else JSON)
+
+    async def access(self, request: Request) -> Response:
+        head = _head(request.scope, 0.0)
+        urls = parse_access(await _body(request.receive, head), packed=head.packed)
+        documents = [await self._page(url) for url in urls]
+        return Response(documents_bytes(documents, packed=head.wants_packed), media_type=MSGPACK if head.wants_packed else JSON)
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        try:
+            info = self.service.info()
+        except NotReady as error:
+            progress = {"doing": error.doing, "done": error.done, "of": error.of}
+            return _json({"status": "loading", "detail": str(error), "progress": progress}, 503, _headers(error))
+        return _json({"status": "ready", **{name: info[name] for name in READY_FIELDS if name in info}})
+
+    async def info(self, request: Request) -> Response:
+        return _json(dict(self.service.info()))
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(self.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def description(self, request: Request) -> Response:
+        return _json(openapi(self.service.modes, reload=self.reload is not None, token=self.token))
+
+    async def reloaded(self, request: Request) -> Response:
+        assert self.reload is not None
+        return _json(asdict(await self.reload()))
+
+    async def _page(self, url: str) -> bytes | None:
+        """The document whose id is the URL. Links of PHP wikis are looked up in their other form, too, as ASearcher's server does."""
+        found = await self.service.document(url)
+        return found if found is not None or PHP_PATH not in url else await self.service.document(url.replace(PHP_PATH, PHP_QUERY))
 
 
-def _search(index: Index, queries: list[Query]) -> list[list[Hit]]:
-    hits = index.search([query.text for query in queries], max((query.topk for query in queries), default=0))
-    return [some[: query.topk] for query, some in zip(queries, hits, strict=True)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Head:
+    """What a request's headers say."""
+
+    packed: bool
+    wants_packed: bool
+    deadline_s: float
+    length: int
 
 
-def _answer(index: Index, hits: Sequence[Sequence[Hit]], with_scores: bool) -> bytes:
-    """The JSON of an answer. Documents are JSON already: they are spliced in as they are."""
-    if with_scores:
-        lists = [[b'{"document":%s,"score":%s}' % (index.documents[hit.row], repr(hit.score).encode()) for hit in some] for some in hits]
-    else:
-        lists = [[index.documents[hit.row] for hit in some] for some in hits]
-    return b'{"result":[' + b",".join(b"[" + b",".join(some) + b"]" for some in lists) + b"]}"
+def _head(scope: Scope, deadline_s: float) -> _Head:
+    packed = wants_packed = False
+    length = 0
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            packed = b"msgpack" in value
+        elif name == b"accept":
+            wants_packed = b"msgpack" in value
+        elif name == b"x-deadline-ms":
+            if not value.isdigit() or len(value) > MAX_DEADLINE_DIGITS:
+                raise WrongRequest("x-deadline-ms must be a whole number of milliseconds")
+            deadline_s = min(deadline_s, int(value) / 1000)
+        elif name == b"content-length":
+            length = int(value)
+    return _Head(packed=packed, wants_packed=wants_packed, deadline_s=deadline_s, length=length)
 
 
-def _parse(body: bytes, default_topk: int) -> tuple[list[Query], bool]:
+async def _body(receive: Receive, head: _Head) -> bytes:
+    if head.length > MAX_BODY_BYTES:
+        raise _BodyRefused(f"the body has {head.length} bytes: at most {MAX_BODY_BYTES}", status=413)
+    parts: list[bytes] = []
+    size = 0
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, or a number of thousands of digits
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise HTTPException(422, f'expected {{"queries": [...], "topk": 3, "return_scores": false}}, got {type(value).__name__}')
-    queries, topk, with_scores = value.get("queries"), value.get("topk"), value.get("return_scores")
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise HTTPException(422, "queries must be a list of strings")
-    if len(queries) > MAX_QUERIES:
-        raise HTTPException(413, f"{len(queries)} queries in one request: at most {MAX_QUERIES}")
-    topk = default_topk if topk is None else topk
-    if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= MAX_TOPK:
-        raise HTTPException(422, f"topk must be an integer from 1 to {MAX_TOPK}")
-    if with_scores is not None and not isinstance(with_scores, bool):
-        raise HTTPException(422, "return_scores must be true or false")
-    return [Query(text=query.encode("utf-8", "replace").decode(), topk=topk) for query in queries], bool(with_scores)
+        async with asyncio.timeout(BODY_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _ClientLeft
+                part = message.get("body", b"")
+                if not message.get("more_body", False) and not parts and len(part) <= MAX_BODY_BYTES:
+                    return bytes(part)
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise _BodyRefused(f"the body exceeds {MAX_BODY_BYTES} bytes", status=413)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise _BodyRefused(f"the body did not arrive within {BODY_S:g} s", status=408) from error
 
 
-async def _body(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+class _BodyRefused(Refused):
+    """The rest of the body is not read: the connection is closed."""
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """The outcome of `work`, which is cancelled when the client leaves."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise HTTPException(CLIENT_GONE, "the client left")
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait((working, leaving))
+class _ClientLeft(Refused):
+    status = CLIENT_GONE
+
+    def __init__(self) -> None:
+        super().__init__("the client left")
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class _Connected:
+    """Cancels what is in the block when the client leaves. What is answered at once starts nothing."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watcher: asyncio.Task[None] | None = None
+        self._left = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._start = asyncio.get_running_loop().call_soon(self._watch)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._start.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._left and kind is asyncio.CancelledError:
+            assert self._task is not None
+            self._task.uncancel()
+            raise _ClientLeft from None
+
+    def _watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        assert self._task is not None
+        self._task.cancel()
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+def _allowed(scope: Scope, expected: bytes) -> bool:
+    """Whether the request brings the token. Takes as long whatever it brings."""
+    brought = [value for name, value in scope["headers"] if name == b"authorization"]
+    return any(value[:7].lower() == b"bearer " and hmac.compare_digest(value[7:].strip(), expected) for value in brought)
 
 
-async def _overloaded(request: Request, error: Exception) -> Response:
-    assert isinstance(error, QueueFull)
-    return JSONResponse({"detail": str(error)}, 503, {"retry-after": str(error.retry_after_s)})
+def _route(path: str) -> str:
+    """A route's name in the metrics: one for all that do not exist."""
+    route = "/" + path[1:].partition("/")[0]
+    return route if route in ROUTES else "other"
 
 
-async def _too_late(request: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, 504)
+def _headers(error: Refused) -> list[tuple[bytes, bytes]]:
+    headers = [] if error.retry_after_s is None else [(b"retry-after", b"%d" % error.retry_after_s)]
+    return [*headers, (b"connection", b"close")] if isinstance(error, _BodyRefused) else headers
 
 
-async def _ending(request: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, 503, {"retry-after": "1"})
+def _detail(message: str) -> bytes:
+    return json.dumps({"detail": message}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _json(value: Mapping[str, Any], status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(body, status, {name.decode(): text.decode() for name, text in headers}, JSON)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return _json({"detail": error.detail}, error.status_code, headers)
+
+
+async def _refused(request: Request, error: Refused) -> Response:
+    return _json({"detail": str(error)}, error.status, _headers(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _json({"detail": INTERNAL}, 500)

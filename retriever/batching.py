@@ -1,10 +1,13 @@
 """Batching for asyncio servers: take what is queued when the worker is free.
 
-    async with Batcher(work, max_batch=64, max_waiting=4096) as batcher:
+    async with Batcher(prepare, work, max_batch=64, max_waiting=4096) as batcher:
         results = await batcher.submit(items, deadline_s=30.0)
 
-`work` runs in one thread, on the items of all requests that wait at that moment. There is no timer: a lone request is served at once,
-and under load the batches grow by themselves.
+`prepare` and `work` run in a thread, on the items that wait at that moment. There is no timer: a lone item is served at once, and under
+load the batches grow by themselves. The thread takes its next batch itself, so that it never waits for the event loop. Equal items that
+wait or are worked on at the same time are worked on once. An item that nobody waits for any more, because its client left or its deadline
+passed, leaves the queue at once. With `overlap`, `work` runs in a second thread, beside `prepare` of the next batch: worth it where the two
+do not share one core.
 
     BatcherError
     ├── QueueFull          too much is waiting already: try again after `retry_after_s`
@@ -15,20 +18,25 @@ and under load the batches grow by themselves.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-__all__ = ["Batcher", "BatcherClosed", "BatcherError", "DeadlinePassed", "QueueFull"]
+from retriever.query import Refused
 
-Item = TypeVar("Item")
+__all__ = ["Batch", "Batcher", "BatcherClosed", "BatcherError", "DeadlinePassed", "QueueFull"]
+
+Item = TypeVar("Item", bound=Hashable)
+Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
 
 
-class BatcherError(Exception):
+class BatcherError(Refused):
     """A request was not served."""
 
 
@@ -36,137 +44,291 @@ class QueueFull(BatcherError):
     """Too much is waiting already."""
 
     def __init__(self, waiting: int, retry_after_s: int = 1) -> None:
-        super().__init__(f"{waiting} items are waiting already: try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
+        super().__init__(f"{waiting} items are waiting already: try again in {retry_after_s} s", retry_after_s=retry_after_s)
 
 
 class DeadlinePassed(BatcherError):
     """The deadline of a request passed before its turn came, or while it was worked on."""
 
+    status = 504
+
 
 class BatcherClosed(BatcherError):
     """The batcher ended before the request's turn came."""
 
+    def __init__(self) -> None:
+        super().__init__("the server is ending", retry_after_s=1)
 
-class Batcher(Generic[Item, Result]):
-    """Runs `work` on the items of all requests that are waiting, one batch at a time.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """How a batch went."""
+
+    items: int
+    weight: int
+    queue_s: float  # that its items had waited, on average
+    prepare_s: float
+    work_s: float
+
+
+class Batcher(Generic[Item, Prepared, Result]):
+    """Runs `prepare`, then `work`, on the items that are waiting, one batch at a time. Enter it before use.
 
     Args:
-        work: as many results as items, in their order. Called in the worker thread.
-        max_batch: items of a batch. Only a single request that brings more makes a larger one.
+        prepare: the first stage, called in the worker thread.
+        work: the second: as many results as items, in their order.
+        max_batch: items of a batch.
+        max_weight: sum of their weights; a heavier item is a batch of its own.
         max_waiting: items that may wait; further requests are refused. An empty queue takes any request.
+        weigh: the weight of an item.
+        overlap: run `work` in a thread of its own.
+        observe: told of every batch, in the event loop.
     """
 
-    def __init__(self, work: Callable[[list[Item]], Sequence[Result]], *, max_batch: int, max_waiting: int) -> None:
-        self._work = work
-        self._max_batch = max_batch
-        self._max_waiting = max_waiting
-        self._queue: deque[_Request[Item, Result]] = deque()
-        self._waiting = 0
-        self._arrived = asyncio.Event()
+    def __init__(
+        self,
+        prepare: Callable[[list[Item]], Prepared],
+        work: Callable[[list[Item], Prepared], Sequence[Result]],
+        *,
+        max_batch: int,
+        max_waiting: int,
+        max_weight: int | None = None,
+        weigh: Callable[[Item], int] = lambda item: 1,
+        overlap: bool = False,
+        observe: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        self._prepare, self._work = prepare, work
+        self._max_batch, self._max_waiting = max_batch, max_waiting
+        self._max_weight = max_weight if max_weight is not None else max_batch
+        self._weigh, self._overlap, self._observe = weigh, overlap, observe
+        # Changed by the event loop and by the worker: both hold this lock.
+        self._changed = threading.Condition(threading.Lock())
+        self._queue: OrderedDict[Item, _Job[Item, Result]] = OrderedDict()
+        self._working: dict[Item, _Job[Item, Result]] = {}
         self._closed = True
+        self.merged = 0  # items that joined an equal one
+        self.dropped = 0  # items whose last waiting request left or ran out of time before their turn
 
     @property
     def waiting(self) -> int:
-        """Items in the queue, abandoned ones included."""
-        return self._waiting
+        """Items in the queue. Somebody waits for each of them."""
+        return len(self._queue)
 
     async def submit(self, items: Sequence[Item], *, deadline_s: float) -> list[Result]:
         """The results of `items`. Cancelled, it takes them out of the queue.
 
         Raises:
             QueueFull, DeadlinePassed, BatcherClosed: see above.
-            Exception: what `work` raised.
+            Exception: what `prepare` or `work` raised.
         """
-        if self._closed:
-            raise BatcherClosed("the server is ending")
-        if self._queue and self._waiting + len(items) > self._max_waiting:
-            raise QueueFull(self._waiting)
-        results: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
-        request = _Request(items=list(items), results=results)
-        self._queue.append(request)
-        self._waiting += len(items)
-        self._arrived.set()
+        loop = asyncio.get_running_loop()
+        request: _Request[Item, Result] = _Request(done=loop.create_future())
+        self._enqueue(request, items, deadline_s)
+        if not request.unfinished:
+            return []
+        timer = loop.call_later(deadline_s, request.expire, deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
-                return await request.results  # a cancelled future is skipped by the loop
-        except TimeoutError as error:
-            raise DeadlinePassed(f"not served within {deadline_s:g} s") from error
+            await request.done
+        except BaseException:  # cancelled, late, or what the work raised
+            self._leave(request)
+            raise
+        finally:
+            timer.cancel()
+        return [job.result for job in request.jobs]
+
+    def start(self) -> None:
+        """Start its thread, in the running event loop. `aclose` ends it."""
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._second = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batcher-work") if self._overlap else None
+        self._second_is_free = threading.Semaphore(1)
+        self._first = threading.Thread(target=self._run, name="batcher")
+        self._first.start()
+
+    async def aclose(self) -> None:
+        """Take nothing more, finish what waits, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        await asyncio.shield(asyncio.to_thread(self._join))
 
     async def __aenter__(self) -> Self:
-        self._closed = False
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batcher")
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
-        self._loop_task = self._tasks.create_task(self._serve())
+        self.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._closed = True
-        self._loop_task.cancel()
-        try:
-            await self._tasks.__aexit__(kind, error, trace)
-        finally:
-            self._thread.shutdown()
-            while self._queue:
-                self._queue.popleft().fail(BatcherClosed("the server is ending"))
+        with self._changed:
+            refused = list(self._queue.values())
+            self._queue.clear()
+        for job in refused:
+            job.fail(BatcherClosed())
+        await self.aclose()
 
-    async def _serve(self) -> None:
-        """Serve batches.
+    def _join(self) -> None:
+        self._first.join()
+        if self._second is not None:
+            self._second.shutdown()
 
-        consumes      requests
-        produces      their results, or the exception that `work` raised on their batch
-        waits for     a request; then the worker thread
-        unblocked by  cancellation, when the batcher is left
+    def _enqueue(self, request: _Request[Item, Result], items: Sequence[Item], deadline_s: float) -> None:
+        now = perf_counter()
+        with self._changed:
+            if self._closed:
+                raise BatcherClosed()
+            fresh = 0
+            for item in items:
+                fresh += item not in self._queue and item not in self._working
+            if self._queue and len(self._queue) + fresh > self._max_waiting:
+                raise QueueFull(len(self._queue))
+            for item in items:
+                job = self._queue.get(item) or self._working.get(item)
+                if job is None:
+                    job = self._queue[item] = _Job(item, self._weigh(item), now)
+                else:
+                    self.merged += 1
+                job.join(request, now + deadline_s)
+            self._changed.notify()
+
+    def _leave(self, request: _Request[Item, Result]) -> None:
+        """What only this request waited for need not be done."""
+        with self._changed:
+            for job in request.jobs:
+                if request in job.requests:
+                    job.requests.remove(request)
+                    if not job.requests and self._queue.get(job.item) is job:
+                        del self._queue[job.item]
+                        self.dropped += 1
+
+    def _run(self) -> None:
+        """Serve batches, in the worker thread.
+
+        consumes      the queue
+        produces      results, or the exception that a stage raised on its batch
+        waits for     an item; where stages overlap, for the second one to be free
+        unblocked by  `aclose`, once the queue is empty
         """
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._arrived.wait()
-            batch = self._take()
-            if not batch:
-                continue
-            items = [item for request in batch for item in request.items]
+        while jobs := self._take():
+            started = perf_counter()
             try:
-                results = list(await loop.run_in_executor(self._thread, self._work, items))
-                if len(results) != len(items):
-                    raise RuntimeError(f"the work function gave {len(results)} results for {len(items)} items")
-            except asyncio.CancelledError:
-                for request in batch:
-                    request.fail(BatcherClosed("the server is ending"))
-                raise
+                prepared = self._prepare([job.item for job in jobs])
             except Exception as error:  # the blast radius is this batch
-                for request in batch:
-                    request.fail(error)
+                self._loop.call_soon_threadsafe(self._fail, jobs, error)
+                continue
+            taken = _Taken(jobs=jobs, prepared=prepared, started=started, prepare_s=perf_counter() - started)
+            if self._second is None:
+                self._finish(taken)
             else:
-                done = 0
-                for request in batch:
-                    request.succeed(results[done : done + len(request.items)])
-                    done += len(request.items)
+                self._second_is_free.acquire()  # or batches would pile up between the stages
+                self._second.submit(self._finish, taken)
 
-    def _take(self) -> list[_Request[Item, Result]]:
-        """The requests of the next batch. Those that nobody waits for any more are dropped."""
-        batch: list[_Request[Item, Result]] = []
-        size = 0
-        while self._queue and (not batch or size + len(self._queue[0].items) <= self._max_batch):
-            request = self._queue.popleft()
-            self._waiting -= len(request.items)
-            if not request.results.done():
-                batch.append(request)
-                size += len(request.items)
-        if not self._queue:
-            self._arrived.clear()
-        return batch
+    def _take(self) -> list[_Job[Item, Result]]:
+        """The next batch; an empty one at the end."""
+        with self._changed:
+            jobs: list[_Job[Item, Result]] = []
+            weight = 0
+            while not jobs:
+                while not self._queue:
+                    if self._closed:
+                        return []
+                    self._changed.wait()
+                now = perf_counter()
+                while self._queue and len(jobs) < self._max_batch:
+                    item, job = self._queue.popitem(last=False)
+                    if jobs and weight + job.weight > self._max_weight:
+                        self._queue[item] = job
+                        self._queue.move_to_end(item, last=False)
+                        break
+                    if job.deadline < now:  # the event loop is late: it tells those who wait
+                        self.dropped += 1
+                        continue
+                    self._working[item] = job
+                    jobs.append(job)
+                    weight += job.weight
+        return jobs
+
+    def _finish(self, taken: _Taken[Item, Prepared, Result]) -> None:
+        jobs, started = taken.jobs, perf_counter()
+        try:
+            results = self._work([job.item for job in jobs], taken.prepared)
+            if len(results) != len(jobs):
+                raise RuntimeError(f"the work function gave {len(results)} results for {len(jobs)} items")
+        except Exception as error:  # the blast radius is this batch
+            self._loop.call_soon_threadsafe(self._fail, jobs, error)
+        else:
+            batch = Batch(
+                items=len(jobs),
+                weight=sum(job.weight for job in jobs),
+                queue_s=sum(taken.started - job.since for job in jobs) / len(jobs),
+                prepare_s=taken.prepare_s,
+                work_s=perf_counter() - started,
+            )
+            self._loop.call_soon_threadsafe(self._deliver, jobs, results, batch)
+        finally:
+            if self._second is not None:
+                self._second_is_free.release()
+
+    def _deliver(self, jobs: list[_Job[Item, Result]], results: Sequence[Result], batch: Batch) -> None:
+        with self._changed:
+            for job, result in zip(jobs, results, strict=True):
+                del self._working[job.item]
+                job.succeed(result)
+        self._observe(batch)
+
+    def _fail(self, jobs: list[_Job[Item, Result]], error: BaseException) -> None:
+        with self._changed:
+            for job in jobs:
+                del self._working[job.item]
+                job.fail(error)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Request(Generic[Item, Result]):
+    done: asyncio.Future[None]
+    jobs: list[_Job[Item, Result]] = field(default_factory=list)  # one per item, in their order
+    unfinished: int = 0
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def expire(self, deadline_s: float) -> None:
+        self.fail(DeadlinePassed(f"not served within {deadline_s:g} s"))
+
+
+class _Job(Generic[Item, Result]):
+    """An item, and the requests that wait for it."""
+
+    __slots__ = ("deadline", "item", "requests", "result", "since", "weight")
+
+    def __init__(self, item: Item, weight: int, since: float) -> None:
+        self.item, self.weight, self.since = item, weight, since
+        self.requests: list[_Request[Item, Result]] = []
+        self.deadline = since
+        self.result: Result
+
+    def join(self, request: _Request[Item, Result], deadline: float) -> None:
+        request.jobs.append(self)
+        self.deadline = max(self.deadline, deadline)
+        if not self.requests or self.requests[-1] is not request:  # it may name an item twice
+            self.requests.append(request)
+            request.unfinished += 1
+
+    def succeed(self, result: Result) -> None:
+        self.result = result
+        for request in self.requests:
+            request.unfinished -= 1
+            if not request.unfinished and not request.done.done():
+                request.done.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        for request in self.requests:
+            request.fail(error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Request(Generic[Item, Result]):
-    items: list[Item]
-    results: asyncio.Future[list[Result]]
+class _Taken(Generic[Item, Prepared, Result]):
+    """A batch between its stages."""
 
-    def succeed(self, results: list[Result]) -> None:
-        if not self.results.done():
-            self.results.set_result(results)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.results.done():
-            self.results.set_exception(error)
+    jobs: list[_Job[Item, Result]]
+    prepared: Prepared
+    started: float
+    prepare_s: float

@@ -1,0 +1,270 @@
+"""`retriever serve DIR|CORPUS`, and `retriever serve --backend web`: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retriever.building.spec import BuildSpec
+    from retriever.index import Index, Serving
+    from retriever.local import Limits
+    from retriever.query import Progress
+
+__all__ = ["TOKEN_VARIABLE", "add", "run"]
+
+TOKEN_VARIABLE = "AGENTRL_RETRIEVER_TOKEN"
+SHORTEST_TOKEN = 16  # characters: one that could be guessed protects nobody
+PROGRESS_EVERY_S = 2.0
+GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much for 256 as for 64
+
+# Flags that say what an index is to be: of use only where a corpus file is served.
+OF_A_CORPUS = ("encoder", "index", "bm25", "dim", "word_weight", "trigram_weight")
+OF_AN_INDEX = (*OF_A_CORPUS, "mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic", "max_batch")
+OF_AN_INDEX_TOO = ("cache_entries", "max_waiting")
+OF_THE_WEB = ("provider", "per_second", "per_day", "provider_url")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's options. Those that were not given are None, so that one without effect can be refused."""
+    command = subparsers.add_parser(
+        "serve",
+        help="serve an index, a corpus that is indexed at the start, or a web search service",
+        description="Answers Search-R1's POST /retrieve and more (GET /openapi.json says what), by default to this machine only. "
+        "SIGHUP or POST /admin/reload opens the index again without losing a request. TLS is a proxy's work.",
+    )
+    command.add_argument("path", type=Path, nargs="?", metavar="DIR|CORPUS", help="an index, or a corpus file")
+    command.add_argument("--backend", choices=("index", "web"), default="index", help="what answers (index)")
+    _add_network(command)
+    _add_index(command)
+    web = command.add_argument_group("with --backend web")
+    web.add_argument("--provider", choices=("serpapi", "google"), help="whose search; its key is read from the environment")
+    web.add_argument("--per-second", type=float, metavar="N", help="requests to the provider a second, at most (5)")
+    web.add_argument("--per-day", type=int, metavar="N", help="requests to the provider in 24 hours, at most (no limit)")
+    web.add_argument("--provider-url", metavar="URL", help="used instead of the provider's own")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal.
+
+    Raises:
+        ValueError: options do not go together, or the token is none.
+        OSError: the address cannot be had, or a file not be read.
+        Exception: what opening the index raises.
+    """
+    from retriever.serve import is_loopback
+
+    token = _token(arguments)
+    if not is_loopback(arguments.host) and token is None and not arguments.unsafe_allow_remote:
+        raise ValueError(
+            f"--host {arguments.host} lets other machines in: give them a token (--token-file FILE, or {TOKEN_VARIABLE} in the environment), "
+            "or add --unsafe-allow-remote, and whoever reaches the port is answered"
+        )
+    if arguments.backend == "web":
+        _refuse(arguments, (*OF_AN_INDEX, *OF_AN_INDEX_TOO, "path"), "is an index's, and --backend web has none")
+        _serve_web(arguments, token)
+    else:
+        _refuse(arguments, OF_THE_WEB, "is for --backend web")
+        _serve_index(arguments, token)
+    return 0
+
+
+def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
+    from retriever.app import create_app
+    from retriever.local import LocalService
+    from retriever.metrics import Metrics
+    from retriever.serve import serve
+
+    if arguments.path is None:
+        raise ValueError("serve what? Give an index's directory or a corpus file")
+    if arguments.path.is_dir():
+        _refuse(arguments, (*OF_A_CORPUS, "cache"), f"is for a corpus that is indexed at the start, and {arguments.path} is an index")
+    elif not arguments.path.exists():
+        raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
+    serving, metrics = _serving(arguments), Metrics()
+    overlap = serving.devices != ("cpu",) or serving.runtime.threads > 1
+    opens = partial(_open, arguments.path, None if arguments.path.is_dir() else _spec(arguments), arguments.cache, serving)
+    service = LocalService(opens, limits=_limits(arguments, serving), overlap=overlap, metrics=metrics, report=_Told())
+    options = {"topk": arguments.topk, "token": token, "deadline_s": arguments.deadline_s}
+    app = create_app(service, reload=service.reload, metrics=metrics, **options)
+    serve(app, host=arguments.host, port=arguments.port, end_with_stdin=arguments.end_with_stdin, opened=service.opened, reload=service.reload)
+
+
+def _serve_web(arguments: argparse.Namespace, token: str | None) -> None:
+    from retriever.app import create_app
+    from retriever.serve import serve
+    from retriever.web.service import open_web_service
+
+    if arguments.provider is None:
+        raise ValueError("--backend web needs --provider serpapi or google")
+    service = open_web_service(
+        arguments.provider,
+        cache_dir=arguments.cache,
+        per_second=5.0 if arguments.per_second is None else arguments.per_second,
+        per_day=arguments.per_day,
+        base_url=arguments.provider_url,
+    )
+    app = create_app(service, topk=arguments.topk, token=token, deadline_s=arguments.deadline_s)
+    serve(app, host=arguments.host, port=arguments.port, end_with_stdin=arguments.end_with_stdin)
+
+
+def _open(path: Path, spec: BuildSpec | None, cache: Path | None, serving: Serving, progress: Progress) -> Index:
+    """The index, as it is on disk now."""
+    from retriever.building.load import load
+
+    return load(path, spec=spec, cache=cache, serving=serving, progress=progress)
+
+
+def _serving(arguments: argparse.Namespace) -> Serving:
+    from retriever.encoders.settings import Runtime
+    from retriever.index import Serving
+    from retriever.query import Mode
+
+    devices = tuple((arguments.device or "cpu").split(","))
+    given: dict[str, Any] = {"kind": arguments.runtime, "precision": arguments.precision, "threads": arguments.threads}
+    return Serving(
+        runtime=Runtime(device=devices[0], **{name: value for name, value in given.items() if value is not None}),
+        devices=devices,
+        mmap=not arguments.no_mmap,
+        one_at_a_time=bool(arguments.deterministic),
+        parameters=arguments.parameters,
+        reranker=arguments.reranker,
+        mode=None if arguments.mode is None else Mode(arguments.mode),
+    )
+
+
+def _limits(arguments: argparse.Namespace, serving: Serving) -> Limits:
+    from retriever.local import Limits
+
+    given = {"max_batch": arguments.max_batch, "max_waiting": arguments.max_waiting, "cache_entries": arguments.cache_entries}
+    if arguments.max_batch is None and serving.devices != ("cpu",):
+        given["max_batch"] = GPU_BATCH
+    return Limits(**{name: value for name, value in given.items() if value is not None})
+
+
+def _spec(arguments: argparse.Namespace) -> BuildSpec:
+    """What the index of a corpus is to be."""
+    from retriever.building.spec import BuildSpec
+    from retriever.encoders.hashed import HashedSettings
+
+    hashed = {name: getattr(arguments, name) for name in ("dim", "word_weight", "trigram_weight") if getattr(arguments, name) is not None}
+    encoder: Any
+    if arguments.encoder in (None, "hashed"):
+        encoder = HashedSettings(**hashed)
+    else:
+        if hashed:
+            raise ValueError(f"--{next(iter(hashed)).replace('_', '-')} is the hashed encoder's: leave it out with --encoder {arguments.encoder}")
+        encoder = None
+        if arguments.encoder != "none":
+            from retriever.encoders.models import describe
+
+            encoder = describe(arguments.encoder)
+    return BuildSpec(encoder=encoder, index=arguments.index or "Flat", bm25=bool(arguments.bm25))
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    token: str
+    if arguments.token_file is not None:
+        token = arguments.token_file.read_text(encoding="utf-8").strip()
+        source = str(arguments.token_file)
+    else:
+        token, source = os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE
+        if not token:
+            return None
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"{source} holds no token: at least {SHORTEST_TOKEN} printable ASCII characters without a space, on one line")
+    return token
+
+
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
+            raise ValueError(f"{'an index or corpus' if name == 'path' else '--' + name.replace('_', '-')} {reason}: leave it out")
+
+
+class _Told:
+    """Progress on standard error, now and then."""
+
+    def __init__(self) -> None:
+        self._last = ("", 0.0)
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        last, when = self._last
+        if what == last and done < of and monotonic() < when + PROGRESS_EVERY_S:
+            return
+        self._last = (what, monotonic())
+        print(f"retriever: {what} {done} of {of}" if of else f"retriever: {what}", file=sys.stderr, flush=True)
+
+
+def _add_network(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1")
+    command.add_argument("--port", type=int, default=0, help="by default a free one, told by the line `ready http://HOST:PORT`")
+    command.add_argument("--token-file", type=Path, metavar="FILE", help=f"requests must bring what is in it as a bearer token (or {TOKEN_VARIABLE})")
+    command.add_argument("--unsafe-allow-remote", action="store_true", help="allow a --host that other machines can reach, without a token")
+    command.add_argument("--topk", type=_topk, default=3, help="passages where a request does not say (3)")
+    command.add_argument("--deadline-s", type=_seconds, default=60.0, help="longest time for a request (60); it may ask for less by X-Deadline-Ms")
+    command.add_argument("--max-waiting", type=_positive, metavar="N", help="queries that may wait (4096); then requests are refused with 503")
+    command.add_argument("--cache-entries", type=_count, metavar="N", help="answers kept to be given again (32768)")
+    command.add_argument("--end-with-stdin", action="store_true", help="end when standard input ends: with the process that started this one")
+
+
+def _add_index(command: argparse.ArgumentParser) -> None:
+    index = command.add_argument_group("of an index")
+    index.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="where a request does not say (dense, if it has vectors)")
+    index.add_argument("--runtime", choices=("auto", "onnx", "torch"), help="what runs the encoder (onnx on a CPU, torch elsewhere)")
+    index.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="of the encoder (fp32)")
+    index.add_argument("--device", metavar="DEVICE,...", help="cpu (the default), cuda:0, or several for the rows: cuda:0,cuda:1")
+    index.add_argument("--threads", type=_positive, help="of the encoder and the search, on a CPU (1)")
+    index.add_argument("--reranker", metavar="MODEL", help="a cross-encoder, for requests that ask to rerank")
+    index.add_argument("--parameters", metavar="NAME=VALUE,...", help="of the search in a FAISS index, e.g. efSearch=128 or nprobe=64")
+    index.add_argument("--no-mmap", action="store_true", default=None, help="read a FAISS index into memory at the start")
+    index.add_argument("--max-batch", type=_positive, metavar="N", help="queries computed together (64; 256 with a GPU)")
+    index.add_argument(
+        "--deterministic", action="store_true", default=None, help="compute query by query, so that scores do not depend on what else is asked"
+    )
+    corpus = command.add_argument_group("of a corpus that is indexed at the start")
+    corpus.add_argument("--cache", type=Path, metavar="DIR", help="keep its index here, named by content; without, it is kept in memory")
+    corpus.add_argument("--encoder", metavar="MODEL", help="hashed (the default), none (words only), or a model")
+    corpus.add_argument("--index", metavar="FACTORY", help="of the vectors (Flat)")
+    corpus.add_argument("--bm25", action="store_true", default=None, help="index the words as well")
+    corpus.add_argument("--dim", type=_positive, help="of the hashed encoder (1024); 2048 finds a little more in long passages, at twice the cost")
+    corpus.add_argument("--word-weight", type=float, help="of the hashed encoder (1.0)")
+    corpus.add_argument("--trigram-weight", type=float, help="of the hashed encoder (0.4)")
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
+def _topk(text: str) -> int:
+    from retriever.api import MAX_TOPK
+
+    if not 1 <= (topk := _whole(text, 1)) <= MAX_TOPK:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MAX_TOPK}, got {text!r}")
+    return topk
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
