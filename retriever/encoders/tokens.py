@@ -1,4 +1,4 @@
-"""Texts to arrays of token ids: truncated, sorted by length and cut into chunks, so that little of what is computed is padding."""
+"""Texts to chunks of token ids: truncated, sorted by length and cut, so that little of what is computed is padding."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ChunkLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Texts that are computed together."""
+    """N texts of T tokens together, one after another, that are computed together. The first is the longest."""
 
-    places: npt.NDArray[np.int64]  # [N]: where in the list each text was
-    ids: Ids  # [N, S], padded on the right
-    mask: Ids  # [N, S]: 1 where there is a token
-    types: Ids  # [N, S]: 1 in the second text of a pair
+    places: Ids  # [N]: where in the list each text was
+    lengths: Ids  # [N]: in tokens
+    ids: Ids  # [T]
+    types: Ids  # [T]: 1 in the second text of a pair
 
 
 class TextTokenizer:
@@ -58,7 +58,6 @@ class TextTokenizer:
             raise EncoderFault(f"{files.directory / TOKENIZER} cannot be read: {error}") from error
         self._tokenizer.no_padding()
         self._limit: tuple[int, str] | None = None
-        self._pad_id = _pad_id(files)
 
     def chunks(self, texts: Sequence[str], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
         """All texts, each in one chunk."""
@@ -74,16 +73,13 @@ class TextTokenizer:
     def _chunks(self, texts: Sequence[Any], limits: ChunkLimits) -> Iterator[Chunk]:
         encodings = self._tokenizer.encode_batch_fast(texts)
         for places in cut([len(encoding.ids) for encoding in encodings], limits):
-            yield self._chunk(places, [encodings[place] for place in places])
-
-    def _chunk(self, places: npt.NDArray[np.int64], encodings: Sequence[Any]) -> Chunk:
-        longest = max(1, len(encodings[0].ids))
-        ids = np.full((len(encodings), longest), self._pad_id, np.int64)
-        mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        for row, encoding in enumerate(encodings):
-            length = len(encoding.ids)
-            ids[row, :length], types[row, :length], mask[row, :length] = encoding.ids, encoding.type_ids, 1
-        return Chunk(places=places, ids=ids, mask=mask, types=types)
+            some = [encodings[place] for place in places]
+            yield Chunk(
+                places=places,
+                lengths=np.array([len(encoding.ids) for encoding in some], np.int64),
+                ids=np.concatenate([encoding.ids for encoding in some]).astype(np.int64),
+                types=np.concatenate([encoding.type_ids for encoding in some]).astype(np.int64),
+            )
 
     def _truncate(self, max_tokens: int, strategy: str) -> None:
         if self._limit != (max_tokens, strategy):
@@ -91,7 +87,7 @@ class TextTokenizer:
             self._limit = (max_tokens, strategy)
 
 
-def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[npt.NDArray[np.int64]]:
+def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[Ids]:
     """Places of texts in chunks within the limits, the longest first in each and among them. A text longer than the limit is alone."""
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     start = 0
@@ -99,9 +95,3 @@ def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[npt.NDArray[np.
         rows = max(1, min(limits.rows, limits.tokens // max(1, lengths[order[start]])))
         yield order[start : start + rows]
         start += rows
-
-
-def _pad_id(files: ModelFiles) -> int:
-    """What the model knows as padding: some count positions by it. 0 where there is none: what is masked may be anything."""
-    pad = files.config().get("pad_token_id")
-    return pad if isinstance(pad, int) else 0

@@ -9,9 +9,13 @@ import numpy as np
 
 from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import ModelFiles
+from retriever.encoders.graphs import GraphSource, onnx_program
+from retriever.encoders.layouts import Layout
+from retriever.encoders.modules import vector_module
+from retriever.encoders.probes import PASSAGES, QUESTIONS
+from retriever.encoders.program import Program, torch_program
 from retriever.encoders.settings import Runtime, TransformerSettings
 from retriever.encoders.tokens import ChunkLimits, TextTokenizer
-from retriever.encoders.torch_model import Program, torch_program, vector_module
 from retriever.query import Vectors
 
 __all__ = ["TransformerEncoder", "chunk_limits"]
@@ -23,11 +27,14 @@ SMALLEST_NORM = 1e-12  # a state of zeros stays zeros
 
 
 class TransformerEncoder:
-    """Encodes texts by a program that computes chunks of them."""
+    """Encodes texts by a program that computes chunks of them. `loss` is what int8 costs, measured."""
 
-    def __init__(self, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer, program: Program) -> None:
+    def __init__(
+        self, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer, program: Program, loss: Mapping[str, float] | None = None
+    ) -> None:
         self.settings = settings
         self.runtime = runtime
+        self.loss = loss
         self._tokenizer = tokenizer
         self._program = program
 
@@ -41,7 +48,8 @@ class TransformerEncoder:
         files = ModelFiles.locate(settings.model)
         _check_weights(files, settings)
         tokenizer = TextTokenizer(files, threads=runtime.threads)
-        return cls(settings, runtime, tokenizer, _program(files, settings, runtime))
+        program, loss = _program(files, settings, runtime, tokenizer)
+        return cls(settings, runtime, tokenizer, program, loss)
 
     @property
     def dim(self) -> int:
@@ -64,7 +72,8 @@ class TransformerEncoder:
     def info(self) -> Mapping[str, Any]:
         """What makes the vectors, and what runs it."""
         runtime = self.runtime
-        return {**self.record, "runtime": runtime.resolved, "precision": runtime.precision, "device": runtime.device, "threads": runtime.threads}
+        run = {"runtime": runtime.resolved, "precision": runtime.precision, "device": runtime.device, "threads": runtime.threads}
+        return {**self.record, **run, **({"loss": dict(self.loss)} if self.loss else {})}
 
     def _encode(self, texts: Sequence[str], prefix: str, max_tokens: int, progress: Callable[[int], None] | None = None) -> Vectors:
         vectors = np.zeros((len(texts), self.dim), np.float32)
@@ -91,12 +100,33 @@ class TransformerEncoder:
 
 
 def chunk_limits(runtime: Runtime) -> ChunkLimits:
-    """How much is computed at a time: a few texts of one length on a CPU, so that little is padding; on a GPU, enough to fill it."""
+    """How much is computed at a time: a few texts of one length on a CPU, whose caches it fills; on a GPU, enough to fill that."""
     return CPU_CHUNK if runtime.device == "cpu" else GPU_CHUNK
 
 
-def _program(files: ModelFiles, settings: TransformerSettings, runtime: Runtime) -> Program:
-    return torch_program(vector_module(files, settings.pooling), runtime)
+def _program(
+    files: ModelFiles, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer
+) -> tuple[Program, Mapping[str, float] | None]:
+    layout = Layout.fastest(files, runtime.device)
+    if runtime.resolved == "torch":
+        return torch_program(vector_module(files, settings.pooling, layout), layout, runtime), None
+    limit, limits = min(settings.max_query_tokens, settings.max_document_tokens), chunk_limits(runtime)
+    texts = [*QUESTIONS, *PASSAGES, " ".join(PASSAGES)]
+    source = GraphSource(
+        files=files,
+        weights_sha256=settings.weights_sha256,
+        name=f"{settings.pooling} vectors",
+        layout=layout,
+        module=lambda: vector_module(files, settings.pooling, layout),
+        probes=list(tokenizer.chunks(texts, max_tokens=limit, limits=limits)),
+        loss=_cosines,
+    )
+    return onnx_program(source, runtime)
+
+
+def _cosines(before: Vectors, after: Vectors) -> Mapping[str, float]:
+    cosines = np.einsum("nd,nd->n", before, after) / np.maximum(np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1), SMALLEST_NORM)
+    return {"mean cosine": float(cosines.mean()), "lowest cosine": float(cosines.min())}
 
 
 def _check_weights(files: ModelFiles, settings: TransformerSettings) -> None:

@@ -1,0 +1,84 @@
+"""How the tokens of a chunk are laid out for a model.
+
+Padded: rows of one length, as transformers has it. Packed: all tokens in one row, without padding; only attention looks at rows, which it gathers and
+puts back. With three texts of lengths 3, 2 and 1:
+
+    padded  ids    a a a      packed  ids        a a a b b c
+                   b b .              positions  0 1 2 0 1 0
+                   c . .              slots      0 1 2 / 3 4 0 / 5 0 0      where in the packed row each slot's token is, 0 where there is none
+            mask   1 1 1              mask       1 1 1 / 1 1 0 / 1 0 0
+                   1 1 0              back       0 1 2 3 4 6                which slot, of all in order, each token has
+                   1 0 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from retriever.encoders.files import ModelFiles
+from retriever.encoders.tokens import Chunk
+
+__all__ = ["AXES", "Layout"]
+
+Ids = npt.NDArray[np.int64]
+
+# Models that compute token by token but for attention, take positions, and attend to all of a text: the first position of each.
+FIRST_POSITION = {"bert": "zero", "roberta": "after padding", "xlm-roberta": "after padding", "camembert": "after padding"}
+
+# Of every array: what its dimensions count.
+AXES: dict[str, dict[str, tuple[str, ...]]] = {
+    "padded": {"ids": ("N", "S"), "mask": ("N", "S"), "types": ("N", "S")},
+    "packed": {"ids": ("T",), "positions": ("T",), "slots": ("N", "S"), "mask": ("N", "S"), "back": ("T",)},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Chunks to the arrays that a module takes, in its order.
+
+    Args:
+        pad_id: the token of padding.
+        first_position: the number of a text's first position.
+    """
+
+    kind: Literal["padded", "packed"]
+    pad_id: int = 0
+    first_position: int = 0
+
+    @classmethod
+    def padded(cls, files: ModelFiles) -> Layout:
+        """That every model takes."""
+        return cls(kind="padded", pad_id=_pad_id(files))
+
+    @classmethod
+    def fastest(cls, files: ModelFiles, device: str) -> Layout:
+        """Packed where the model is known to allow it, on CPUs: on a GPU, rows of similar length fill it as they are."""
+        first = FIRST_POSITION.get(str(files.config().get("model_type")))
+        if first is None or device != "cpu":
+            return cls.padded(files)
+        return cls(kind="packed", first_position=_pad_id(files) + 1 if first == "after padding" else 0)
+
+    def arrays(self, chunk: Chunk) -> Mapping[str, Ids]:
+        """By name, in the order of `AXES`."""
+        columns = np.arange(max(1, int(chunk.lengths.max(initial=0))))
+        inside = columns < chunk.lengths[:, None]
+        mask = inside.astype(np.int64)
+        if self.kind == "packed":
+            starts = np.cumsum(chunk.lengths) - chunk.lengths
+            slots = np.where(inside, starts[:, None] + columns, 0)
+            positions = np.broadcast_to(columns, inside.shape)[inside] + self.first_position
+            return {"ids": chunk.ids, "positions": positions, "slots": slots, "mask": mask, "back": np.flatnonzero(inside)}
+        ids, types = np.full(inside.shape, self.pad_id, np.int64), np.zeros(inside.shape, np.int64)
+        ids[inside], types[inside] = chunk.ids, chunk.types
+        return {"ids": ids, "mask": mask, "types": types}
+
+
+def _pad_id(files: ModelFiles) -> int:
+    """What the model knows as padding: some count positions by it. 0 where there is none: what is masked may be anything."""
+    pad = files.config().get("pad_token_id")
+    return pad if isinstance(pad, int) else 0

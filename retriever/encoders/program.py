@@ -1,0 +1,38 @@
+"""A module that runs: chunks in, numbers out. In PyTorch here; `graphs` has the ONNX Runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from retriever.encoders.layouts import Layout
+from retriever.encoders.settings import Runtime
+from retriever.encoders.tokens import Chunk
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Program", "torch_program"]
+
+Program = Callable[[Chunk], npt.NDArray[np.float32]]  # a chunk of N texts -> [N, D]
+
+
+def torch_program(module: torch.nn.Module, layout: Layout, runtime: Runtime) -> Program:
+    """Computes chunks by a module of `modules`. Sets PyTorch's threads for the whole process."""
+    import torch
+
+    if runtime.device == "cpu":
+        torch.set_num_threads(runtime.threads)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[runtime.precision]
+    on_device = module.to(device=runtime.device, dtype=dtype)
+
+    def program(chunk: Chunk) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            inputs = (torch.from_numpy(array).to(runtime.device) for array in layout.arrays(chunk).values())
+            computed: npt.NDArray[np.float32] = on_device(*inputs).cpu().numpy()
+            return computed
+
+    return program
