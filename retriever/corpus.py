@@ -27,9 +27,9 @@ def read_corpus(path: Path) -> list[Document]:
     seen: dict[str, int] = {}
     documents = []
     with Source(path) as source:
-        for row, document in read_documents(source, lambda what, done, of: None, "read"):
+        for number, _, document in read_documents(source, lambda what, done, of: None, "read"):
             if document.id in seen:
-                raise CorpusError(f"{source.place(row.number)}: {same_id(document.id, source, seen[document.id])}")
-            seen[document.id] = row.number
+                raise CorpusError(f"{source.place(number)}: {same_id(document.id, source, seen[document.id])}")
+            seen[document.id] = number
             documents.append(document)
     return documents

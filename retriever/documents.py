@@ -181,6 +181,6 @@ def _array(path: Path, dtype: np.dtype[Any], *, shape: tuple[int | None, ...]) -
         raise DocumentsFault(f"{path} is not a whole .npy file ({error}): build again") from error
     fits = array.ndim == len(shape) and all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits or not array.flags.c_contiguous:
-        wanted = "x".join("n" if length is None else str(length) for length in shape)
+        wanted = ", ".join("n" if length is None else str(length) for length in shape)
         raise DocumentsFault(f"{path} holds {array.dtype} {list(array.shape)}, expected {dtype} [{wanted}]: build again")
     return array.view(np.ndarray)

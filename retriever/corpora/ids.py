@@ -46,14 +46,16 @@ class IdCollector:
         self.count += 1
 
     def table(self) -> IdTable | None:
-        """None where all ids are their rows' numbers. Takes 24 bytes per id."""
+        """None where all ids are their rows' numbers. Takes 32 bytes per id while it is made, 16 when it is. Asked once."""
         if not self._hashes:
             return None
-        hashes = np.empty(self.count, np.uint64)
-        hashes[: self._numbered] = np.fromiter((hash_of(str(row)) for row in range(self._numbered)), np.uint64, self._numbered)
-        hashes[self._numbered :] = np.frombuffer(self._hashes, np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        return np.stack([hashes[order], order.astype(np.uint64)])
+        table = np.empty((2, self.count), np.uint64)
+        table[0, : self._numbered] = np.fromiter((hash_of(str(row)) for row in range(self._numbered)), np.uint64, self._numbered)
+        table[0, self._numbered :] = self._hashes
+        self._hashes = array("Q")
+        order = np.argsort(table[0], kind="stable")
+        table[0], table[1] = table[0, order], order
+        return table
 
 
 def duplicate(table: IdTable, id_of: Callable[[int], str]) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from retriever.corpora.ids import IdCollector, IdTable, duplicate
 from retriever.corpora.row import ContentsMissing, CorpusError, Document, RowFault, document_of
-from retriever.corpora.source import Row, Source, SourceFile
+from retriever.corpora.source import Source, SourceFile
 from retriever.query import Progress
 
 __all__ = ["DOCUMENTS", "IDS", "OFFSETS", "CorpusRecord", "adopt_corpus", "import_corpus", "read_documents", "same_id"]
@@ -47,7 +47,7 @@ class CorpusRecord:
 def import_corpus(source: Path, directory: Path, *, progress: Progress = lambda what, done, of: None) -> CorpusRecord:
     """Write a corpus into a directory as documents.jsonl, offsets.npy and, unless ids are rows' numbers, ids.npy.
 
-    Takes a few MB, and 8 bytes per document behind the first whose id is not its row's number (at the end, 40 per document).
+    Takes a few MB of memory, and where ids are not rows' numbers 8 bytes per document, 32 at the end.
 
     Args:
         source: JSON lines (also compressed, also in a tar archive) or Parquet.
@@ -58,8 +58,8 @@ def import_corpus(source: Path, directory: Path, *, progress: Progress = lambda 
         OSError: the source cannot be read, or the directory not be written to.
     """
     with Source(source) as file, _Lines(directory / DOCUMENTS) as lines, _Tables(directory) as tables:
-        for row, document in read_documents(file, progress, "imported"):
-            tables.add(document.id, row.number, lines.size)
+        for number, _, document in read_documents(file, progress, "imported"):
+            tables.add(document.id, number, lines.size)
             lines.add(document.json)
         sha256 = lines.finish()
         tables.finish(lines.path, lines.size, file)
@@ -83,19 +83,20 @@ def adopt_corpus(source: Path, directory: Path, *, progress: Progress = lambda w
             return import_corpus(source, directory, progress=progress)
 
 
-def read_documents(source: Source, progress: Progress, what: str, *, as_it_is: bool = False) -> Iterator[tuple[Row, Document]]:
-    """The documents of a file, each with the row that it was.
+def read_documents(source: Source, progress: Progress, what: str, *, as_it_is: bool = False) -> Iterator[tuple[int, int, Document]]:
+    """The documents of a file, each behind the number and the start of its row (see `corpora.source.Row`).
 
     Raises:
         CorpusError: a row is no document, or there is no row at all.
         ContentsMissing: as in `document_of`.
     """
     count = 0
-    for row in source.rows():
+    for number, start, content in source.rows():
         try:
-            yield row, document_of(row.content, as_it_is=as_it_is)
+            document = document_of(content, as_it_is=as_it_is)
         except RowFault as error:
-            raise CorpusError(f"{source.place(row.number)}: {error}") from error
+            raise CorpusError(f"{source.place(number)}: {error}") from error
+        yield number, start, document
         count += 1
         if count % _ROWS_TOLD == 0:
             progress(what, source.done, source.size)
@@ -111,8 +112,8 @@ def same_id(id: str, source: Source, number: int) -> str:
 
 def _adopted(file: Source, directory: Path, progress: Progress) -> CorpusRecord:
     with _Tables(directory) as tables:
-        for row, document in read_documents(file, progress, "adopted", as_it_is=True):
-            tables.add(document.id, row.number, row.start)
+        for number, start, document in read_documents(file, progress, "adopted", as_it_is=True):
+            tables.add(document.id, number, start)
         read = file.file()
         tables.finish(file.path, read.bytes, file)
         tables.retract()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
-import io
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,22 +21,21 @@ from retriever.corpora.row import CorpusError
 
 __all__ = ["Row", "Source", "SourceFile"]
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10  # read at a time; more is slower, as it no longer fits into a core's cache
 # A longer line is no passage, and a file without line breaks (an array of all rows, say) must not be read into memory whole.
 MAX_LINE_BYTES = 64 << 20
 _PARQUET_ROWS = 4096  # turned into Python objects at a time
+_PARQUET_BUFFER_BYTES = 1 << 20  # of a column, read at a time: without, a group of rows is read whole, often a million of them
 _GZIP, _PARQUET, _ZSTANDARD = b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd"
 # A tar archive begins with a block that describes its first file (POSIX.1-1988, ustar).
 _TAR_BLOCK_BYTES, _TAR_MAGIC_AT = 512, 257
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A row that is not empty, and where it stands."""
-
-    number: int  # of its line, from 1; of a table's row, from 0
-    start: int  # byte of the (unpacked) file at which its line begins; of a table, 0
-    content: bytes | Mapping[str, Any]  # a line of JSON without the white space around it, or the cells of a table's row
+# A row that is not empty, and where it stands. A tuple: a record takes longer to make than a line takes to read.
+#   number   of its line, from 1; of a table's row, from 0
+#   start    the byte of the (unpacked) file at which its line begins; of a table, 0
+#   content  a line of JSON without the white space around it, or the cells of a table's row
+Row = tuple[int, int, bytes | Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +62,7 @@ class Source:
         self.path = path
         self._file = _HashedFile(path)
         self.size = path.stat().st_size
+        self._of_table: int | None = None  # bytes, if rows of a table were all as long
         with path.open("rb") as file:
             self._magic = file.read(4)
 
@@ -75,7 +74,7 @@ class Source:
     @property
     def done(self) -> int:
         """Bytes of the file that were read so far."""
-        return min(self._file.position, self.size)
+        return min(self._file.position, self.size) if self._of_table is None else self._of_table
 
     def rows(self) -> Iterator[Row]:
         """The rows in the file's order. Empty lines are passed over."""
@@ -113,20 +112,30 @@ class Source:
         self.close()
 
     def _line_rows(self, file: IO[bytes]) -> Iterator[Row]:
-        number, start, rest = 0, 0, b""
+        number, start = 1, 0
+        for line in self._lines(file):
+            row = _row(number, start, line)
+            if row is not None:
+                yield row
+            number += 1
+            start += len(line) + 1
+
+    def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
+        """Without their line breaks. What follows the last one is a line, too."""
+        pieces: list[bytes] = []  # of the line that has not ended yet
+        count, size = 0, 0  # lines so far; bytes of the pieces
         while chunk := file.read(_CHUNK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                number += 1
-                row = _row(number, start, line)
-                start += len(line) + 1
-                if row is not None:
-                    yield row
-            if len(rest) > MAX_LINE_BYTES:
-                raise CorpusError(f"{self.place(number + 1)}: the line is longer than {MAX_LINE_BYTES} bytes: is this a file of JSON lines?")
-        row = _row(number + 1, start, rest)
-        if row is not None:
-            yield row
+            head, end, tail = chunk.partition(b"\n")
+            pieces.append(head)
+            size += len(head)
+            if end:
+                *lines, rest = [b"".join(pieces), *tail.split(b"\n")]
+                yield from lines
+                count += len(lines)
+                pieces, size = [rest], len(rest)
+            elif size > MAX_LINE_BYTES:
+                raise CorpusError(f"{self.place(count + 1)}: the line is longer than {MAX_LINE_BYTES} bytes: is this a file of JSON lines?")
+        yield b"".join(pieces)
 
     def _table_rows(self) -> Iterator[Row]:
         try:
@@ -134,15 +143,15 @@ class Source:
             from pyarrow import parquet
         except ImportError as error:
             raise CorpusError(f"{self.path}: reading Parquet needs pyarrow: pip install 'agentrl[retriever]'") from error
-        size = self._file.drain()  # for the hash: a table is read from its end
+        self._file.drain()  # for the hash: a table is read from its end
         try:
-            with parquet.ParquetFile(self.path) as file:
+            with parquet.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER_BYTES, pre_buffer=False) as file:
                 first, total = 0, max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                    self._of_table = self.size * (first + len(batch)) // total
                     for number, content in enumerate(batch.to_pylist(), start=first):
-                        yield Row(number=number, start=0, content=content)
+                        yield number, 0, content
                     first += len(batch)
-                    self._file.position = size * first // total
         except (pyarrow.ArrowException, OSError) as error:
             raise CorpusError(f"{self.path}: not a Parquet file that can be read: {error}") from error
 
@@ -151,7 +160,7 @@ def _row(number: int, start: int, line: bytes) -> Row | None:
     if number == 1 and line.startswith(codecs.BOM_UTF8):
         start, line = start + len(codecs.BOM_UTF8), line.removeprefix(codecs.BOM_UTF8)
     content = line.strip()
-    return Row(number=number, start=start, content=content) if content else None
+    return (number, start, content) if content else None
 
 
 @contextmanager
@@ -183,7 +192,7 @@ def _only_file(path: Path, archive: tarfile.TarFile) -> Iterator[IO[bytes]]:
         raise CorpusError(f"{path}: an archive without a file")
 
 
-class _HashedFile(io.RawIOBase):
+class _HashedFile:
     """A file that is read from its start to its end, hashed on the way."""
 
     def __init__(self, path: Path) -> None:
@@ -191,14 +200,11 @@ class _HashedFile(io.RawIOBase):
         self.sha256 = hashlib.sha256()
         self.position = 0  # bytes read
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self.sha256.update(memoryview(buffer)[:count])
-        self.position += count
-        return count
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size) or b""
+        self.sha256.update(data)
+        self.position += len(data)
+        return data
 
     def drain(self) -> int:
         """Read what is left, e.g. what follows an archive's end. Returns the size of the file."""
@@ -208,4 +214,3 @@ class _HashedFile(io.RawIOBase):
 
     def close(self) -> None:
         self._file.close()
-        super().close()

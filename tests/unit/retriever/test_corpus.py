@@ -59,3 +59,8 @@ def test_an_empty_corpus_is_refused(tmp_path: Path):
 def test_a_byte_order_mark_is_no_text(tmp_path: Path):
     [document] = read_corpus(corpus(tmp_path, b'\xef\xbb\xbf{"id": "1", "contents": "x"}'))
     assert document.contents == "x"
+
+
+def test_a_number_beyond_floating_point_is_refused(tmp_path: Path):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl:1: not JSON: Out of range"):
+        read_corpus(corpus(tmp_path, '{"id": "1", "contents": "x", "weight": 1e999}'))  # Python reads infinity, which JSON cannot say
