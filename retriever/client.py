@@ -137,6 +137,8 @@ class RetrieverClient:
             outcome = await self._attempt(body, deadline)
             call.asking = False
             if isinstance(outcome, Answer):
+                if call.failure is not None:
+                    self._budget.pay_back()
                 return passages_of(outcome.content, queries=len(queries), topk=topk, url=self.url)
             call.failure, wait_s = outcome
             wait_s = max(wait_s, pause_s * random.uniform(0.5, 1.5))
