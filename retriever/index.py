@@ -26,6 +26,7 @@ from retriever.encoders.encoder import Encoder, EncoderFault
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import Runtime
+from retriever.footprint import footprint_of
 from retriever.manifest import BLOCKS, BM25, IDF, IDS, OFFSETS, DenseRecord, DocumentsRecord, IndexFault, Manifest, SourceRecord, silent
 from retriever.query import MAX_QUERY_CHARACTERS, Hit, Mode, Progress, Query, Rows, Vectors
 from retriever.searchers.fusion import reciprocal_rank_fusion
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from retriever.encoders.cross_encoder import CrossEncoder
     from retriever.searchers.bm25 import Bm25Searcher
 
-__all__ = ["Index", "Serving", "open_dense", "probe", "probe_rows", "same_vector"]
+__all__ = ["Index", "Serving", "open_dense", "probe", "probe_rows"]
 
 HYBRID_DEPTH = 100  # of both lists that are fused: a document that both have at rank 100 adds 1 / 80, less than any that one has at rank 1
 RERANK_DEPTH = 50
@@ -120,6 +121,7 @@ class Index:
         serving = serving or Serving()
         manifest = Manifest.read(directory)
         _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
+        footprint_of(manifest, devices=serving.devices, mmap=serving.mmap).check(directory)
         manifest.check_files(directory)
         try:
             index = _opened(directory, manifest, serving, progress)
@@ -132,6 +134,12 @@ class Index:
     def reranks(self) -> bool:
         """Whether queries may ask for it."""
         return self.reranker is not None
+
+    @property
+    def same_vector(self) -> float:
+        """The least cosine at which a stored vector is the encoder's own. Below .99 where the index keeps less than the vectors, or for int8."""
+        fidelity = self.manifest.dense.fidelity if self.manifest.dense is not None else 1.0
+        return min(SAME_VECTOR if self.serving.runtime.precision != "int8" else SAME_VECTOR_INT8, fidelity - FIDELITY_SLACK)
 
     @property
     def identity(self) -> str:
@@ -214,9 +222,8 @@ class Index:
         if self.dense is not None and self.encoder is not None and self.manifest.dense is not None:
             if self.dense.dim != self.encoder.dim:
                 raise IndexFault(f"{directory} does not fit together: vectors of {self.dense.dim}, an encoder of {self.encoder.dim}. Build again")
-            cosines = probe(self.documents, self.encoder, self.dense, probe_rows(len(self)))
-            least = same_vector(self.manifest.dense.fidelity, self.serving.runtime.precision)
-            if cosines.size and cosines.min() < least:
+            cosines, least = probe(self.documents, self.encoder, self.dense, probe_rows(len(self))), self.same_vector
+            if cosines.min() < least:
                 raise IndexFault(
                     f"{directory}: the vectors are not those that this encoder makes of the documents "
                     f"(cosine {cosines.min():.4f}, expected at least {least:.4f}): build again"
@@ -311,7 +318,7 @@ def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress:
         if serving.parameters:
             raise IndexFault(f"--parameters {serving.parameters}: these vectors are blocks, which are searched exactly: there is nothing to set")
         shards = VectorShards.open([directory / name for name in record.files])
-        return BlockSearcher.open(shards, dtype=record.dtype, devices=serving.devices, threads=serving.runtime.threads, progress=progress)
+        return BlockSearcher.open(shards, dtype=record.block_type, devices=serving.devices, threads=serving.runtime.threads, progress=progress)
     from retriever.searchers.faiss_index import FaissSearcher
 
     return FaissSearcher.open(
@@ -332,24 +339,14 @@ def probe_rows(count: int) -> list[int]:
 
 
 def probe(documents: DocumentStore, encoder: Encoder, dense: Searcher, rows: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Cosines of the stored vectors of `rows` to what the encoder makes of their documents. Those of documents that say nothing are left out."""
+    """Cosines [len(rows)] of stored vectors to what the encoder makes of their documents; 1 where a document says nothing."""
     fresh = encoder.encode_documents([documents.contents(row) for row in rows]).astype(np.float64)
     stored = dense.stored(rows).astype(np.float64)
     norms = np.linalg.norm(fresh, axis=1) * np.linalg.norm(stored, axis=1)
     says_something = np.any(fresh != 0, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines = np.where(norms > 0, (fresh * stored).sum(axis=1) / norms, 0.0)
-    return cosines[says_something]  # type: ignore[no-any-return]
-
-
-def same_vector(fidelity: float, precision: str) -> float:
-    """The least cosine at which a stored vector is the encoder's own.
-
-    Args:
-        fidelity: the least cosine of the probes when the index was built: below 1 where it keeps less than the vectors.
-        precision: of the encoder that is compared.
-    """
-    return min(SAME_VECTOR if precision != "int8" else SAME_VECTOR_INT8, fidelity - FIDELITY_SLACK)
+    return np.where(says_something, cosines, 1.0)
 
 
 def _open_bm25(directory: Path, record: Mapping[str, Any]) -> Bm25Searcher:

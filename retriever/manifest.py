@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from retriever.query import Progress
 
@@ -43,6 +43,7 @@ __all__ = [
     "RescoreRecord",
     "SourceRecord",
     "record_of",
+    "sample_of",
     "silent",
 ]
 
@@ -113,6 +114,15 @@ class DenseRecord:
     fidelity: float = 1.0  # least cosine of a stored vector to the encoder's own: below 1 where the index keeps less than the vectors
     rescore: RescoreRecord | None = None
 
+    @property
+    def block_type(self) -> Literal["float16", "bfloat16"]:
+        """The dtype of blocks."""
+        if self.dtype == "bfloat16":
+            return "bfloat16"
+        if self.dtype == "float16":
+            return "float16"
+        raise IndexFault(f"blocks are float16 or bfloat16, the manifest says {self.dtype}: build again")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
@@ -158,7 +168,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Write it into the directory, by rename."""
         partial = directory / f".{MANIFEST}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
         partial.rename(directory / MANIFEST)
 
     def check_files(self, directory: Path, *, wholly: bool = False, progress: Progress = silent) -> None:
@@ -175,7 +185,7 @@ class Manifest:
             size = path.stat().st_size
             if size != expected.bytes:
                 raise IndexFault(f"{path} is not the file that was built: {size} bytes, the manifest says {expected.bytes}. Build again")
-            if _sample(path) != expected.sample:
+            if sample_of(path) != expected.sample:
                 raise IndexFault(f"{path} is not the file that was built: its sampled bytes differ from the manifest's hash. Build again")
             if wholly and _sha256(path, progress, before, total) != expected.sha256:
                 raise IndexFault(f"{path} is not the file that was built: its sha256 differs from the manifest's. Build again")
@@ -185,7 +195,7 @@ class Manifest:
 def record_of(path: Path, progress: Progress = silent) -> FileRecord:
     """A file's size and hashes: reads all of it."""
     size = path.stat().st_size
-    return FileRecord(bytes=size, sha256=_sha256(path, progress, 0, size), sample=_sample(path))
+    return FileRecord(bytes=size, sha256=_sha256(path, progress, 0, size), sample=sample_of(path))
 
 
 def _sha256(path: Path, progress: Progress, before: int, of: int) -> str:
@@ -198,7 +208,7 @@ def _sha256(path: Path, progress: Progress, before: int, of: int) -> str:
     return digest.hexdigest()
 
 
-def _sample(path: Path) -> str:
+def sample_of(path: Path) -> str:
     """The hash of the size and of blocks at even distances, the first and the last among them; of a small file wholly."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

@@ -123,7 +123,7 @@ def fidelity_of(directory: Path, dense: DenseRecord, corpus: CorpusRecord, encod
     embedder = open_encoder(encoder, runtime, table=directory / IDF if (directory / IDF).is_file() else None)
     with open_documents(directory, corpus.documents) as documents:
         cosines = probe(documents, embedder, open_dense(directory, dense, Serving()), probe_rows(corpus.count))
-    least = float(cosines.min()) if cosines.size else 1.0
+    least = float(cosines.min())
     if least < AFTER_BUILD:
         raise IndexFault(f"{dense.factory or BLOCKS}: a stored vector has a cosine of {least:.2f} to what was embedded: use a finer type of index")
     return round(least, 6)

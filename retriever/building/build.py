@@ -7,7 +7,7 @@ in order: the documents, the hashed encoder's table, the row shards (one mark ea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from retriever.encoders.hashed import HashedEncoder, HashedSettings
 from retriever.manifest import IDF, MANIFEST, IndexFault, Manifest, silent
 from retriever.query import Progress
 
-__all__ = ["Job", "build", "planned", "sha256_of"]
+__all__ = ["Job", "build", "check_job", "planned", "same_index", "sha256_of"]
 
 SHARD_ROWS = 65_536  # where nobody asked how fast it goes
 
@@ -70,16 +70,15 @@ def build(
     """
     spec = spec or BuildSpec()
     if out.exists():
-        return _same(out, corpus, spec)
+        return same_index(out, corpus, spec.content())
     out.parent.mkdir(parents=True, exist_ok=True)
     with workshop(out, wait=wait) as held:
         if held is None:
-            return _same(out, corpus, spec)
+            return same_index(out, corpus, spec.content())
         try:
             _build(held, corpus, spec, progress, told)
         except BaseException:
-            if not any(held.build.glob("*.done")) and not (held.directory / MANIFEST).exists():
-                held.drop()  # nothing of it is worth going on from
+            held.drop_unless_worth_keeping()
             raise
     return out
 
@@ -91,11 +90,50 @@ def planned(corpus: Path, out: Path, spec: BuildSpec) -> Plan:
         IndexFault: `out`, or an unfinished build of it, is something else.
     """
     if out.exists():
-        _same(out, corpus, spec)
+        same_index(out, corpus, spec.content())
         raise IndexFault(f"{out} is there already: nothing is left to build")
     held = Workshop.beside(out)
-    job = _earlier(held, corpus, spec)
+    job = check_job(held, corpus, spec.content(), spec.shard_rows)
     return plan_of(corpus, held.directory, spec, job.corpus if job else None)
+
+
+def check_job(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_rows: int | None) -> Job | None:
+    """What an earlier run began here.
+
+    Args:
+        content: what is asked for now.
+        shard_rows: None: those that it was begun with.
+
+    Raises:
+        IndexFault: it began something else.
+    """
+    found = held.job()
+    if found is None:
+        return None
+    job = Job.of(found)
+    old: dict[str, Any] = {"corpus": {"sha256": job.corpus.source.sha256}, **job.spec}
+    new: dict[str, Any] = {"corpus": {"sha256": sha256_of(corpus)}, **content}
+    if shard_rows is not None:
+        old["shard_rows"], new["shard_rows"] = job.shard_rows, shard_rows
+    if different := differences(old, new):
+        raise IndexFault(
+            f"{held.directory} holds an unfinished build of something else: {'; '.join(different)}. "
+            f"Build with what it was begun with, or remove it to begin anew"
+        )
+    return job
+
+
+def same_index(out: Path, corpus: Path, content: Mapping[str, Any]) -> Path:
+    """`out`, if it is the index of this corpus that is asked for.
+
+    Raises:
+        IndexFault: it is something else.
+    """
+    manifest = Manifest.read(out)
+    wanted = {"corpus": {"sha256": sha256_of(corpus)}, **content}
+    if different := differences({"corpus": {"sha256": manifest.documents.source.sha256}, **manifest.spec}, wanted):
+        raise IndexFault(f"{out} is an index of something else: {'; '.join(different)}. Remove it, or build into another directory")
+    return out
 
 
 def sha256_of(path: Path) -> str:
@@ -105,7 +143,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, told: Callable[[Plan], None] | None) -> None:
-    job = _earlier(held, corpus, spec)
+    job = check_job(held, corpus, spec.content(), spec.shard_rows)
     if (held.directory / MANIFEST).exists():
         settle(held.directory)
         held.finish()
@@ -125,28 +163,6 @@ def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, to
     assemble(held.directory, job.corpus, spec, encoder, shards, progress, content=job.spec)
     settle(held.directory)
     held.finish()
-
-
-def _earlier(held: Workshop, corpus: Path, spec: BuildSpec) -> Job | None:
-    """What an earlier run began here.
-
-    Raises:
-        IndexFault: it began something else.
-    """
-    found = held.job()
-    if found is None:
-        return None
-    job = Job.of(found)
-    old: dict[str, Any] = {"corpus": {"sha256": job.corpus.source.sha256}, **job.spec}
-    new: dict[str, Any] = {"corpus": {"sha256": sha256_of(corpus)}, **spec.content()}
-    if spec.shard_rows is not None:
-        old["shard_rows"], new["shard_rows"] = job.shard_rows, spec.shard_rows
-    if different := differences(old, new):
-        raise IndexFault(
-            f"{held.directory} holds an unfinished build of something else: {'; '.join(different)}. "
-            f"Build with what it was begun with, or remove it to begin anew"
-        )
-    return job
 
 
 def _embedded(held: Workshop, job: Job, spec: BuildSpec, progress: Progress) -> tuple[dict[str, Any] | None, list[tuple[Path, ShardRecord]]]:
@@ -181,16 +197,3 @@ def _encoder(held: Workshop, job: Job, settings: Any, progress: Progress) -> dic
             encoder = HashedEncoder.fit(settings, Contents(documents), lambda done: progress("documents counted", done, len(documents)))
         write_array(table, encoder.table)
     return {**encoder_record(settings), "passages": job.corpus.count}
-
-
-def _same(out: Path, corpus: Path, spec: BuildSpec) -> Path:
-    """`out`, if it is an index of this corpus and spec.
-
-    Raises:
-        IndexFault: it is something else.
-    """
-    manifest = Manifest.read(out)
-    wanted = {"corpus": {"sha256": sha256_of(corpus)}, **spec.content()}
-    if different := differences({"corpus": {"sha256": manifest.documents.source.sha256}, **manifest.spec}, wanted):
-        raise IndexFault(f"{out} is an index of something else: {'; '.join(different)}. Remove it, or build into another directory")
-    return out

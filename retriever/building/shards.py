@@ -20,11 +20,11 @@ from retriever.building.workshop import write_whole
 from retriever.documents import DocumentStore
 from retriever.encoders.encoder import Encoder
 from retriever.manifest import FileRecord, IndexFault, record_of, silent
-from retriever.query import Progress
+from retriever.query import Progress, Vectors
 from retriever.searchers.searcher import SearcherError
 from retriever.searchers.shards import VectorType, write_shard
 
-__all__ = ["Shard", "ShardRecord", "embed_shard", "finished", "shards_of"]
+__all__ = ["Shard", "ShardRecord", "embed_shard", "finished", "shards_of", "write_marked"]
 
 TEXTS_AT_A_TIME = 4096  # sorted by length together, so that little is padded; what an encoder is given at once
 
@@ -91,6 +91,15 @@ def embed_shard(encoder: Encoder, documents: DocumentStore, shard: Shard, dtype:
     if len(wrong):
         row = shard.start + int(wrong[0])
         raise IndexFault(f"the encoder makes NaN or infinity of document {row}, {documents[row][:80]!r}, and {len(wrong) - 1} more of its shard")
+    return write_marked(shard, vectors, dtype)
+
+
+def write_marked(shard: Shard, vectors: Vectors, dtype: VectorType) -> ShardRecord:
+    """Write the vectors of a shard, and its mark once they are on the disk.
+
+    Raises:
+        IndexFault: the type cannot hold them.
+    """
     partial = shard.path.with_suffix(".partial")
     try:
         write_shard(partial, vectors, dtype)

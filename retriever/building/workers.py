@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -88,8 +88,7 @@ def _embed_apart(
             connection.send(next(rest))
             working[connection] = 0
         while working:
-            for connection in wait(list(working)):
-                assert isinstance(connection, Connection)
+            for connection in _ready(working):
                 told = _told(connection)
                 if isinstance(told, int):
                     working[connection] = told
@@ -126,6 +125,11 @@ def _workers(embedding: Embedding, devices: Sequence[str]) -> Iterator[list[Conn
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _ready(connections: Iterable[Connection]) -> list[Connection]:
+    """Those that have something to tell, or ended."""
+    return [connection for connection in wait(list(connections)) if isinstance(connection, Connection)]
 
 
 def _told(connection: Connection) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retriever.manifest import BUILD, IndexFault
+from retriever.manifest import BUILD, MANIFEST, IndexFault
 
 __all__ = ["Workshop", "workshop", "write_array", "write_whole"]
 
@@ -66,6 +66,11 @@ class Workshop:
         self.directory.rename(self.out)
         _sync_one(self.out.parent)
         shutil.rmtree(self.out / BUILD)  # the lock goes last: whoever waits for it finds the index in place
+
+    def drop_unless_worth_keeping(self) -> None:
+        """After a failure: what has a finished shard is gone on from, the rest is made again in no time."""
+        if not any(self.build.glob("*.done")) and not (self.directory / MANIFEST).exists():
+            self.drop()
 
     def drop(self) -> None:
         """Nothing of it is kept."""

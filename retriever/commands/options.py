@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from retriever.encoders.hashed import HashedSettings
     from retriever.encoders.settings import Runtime, TransformerSettings
 
-__all__ = ["HASHED", "NONE", "add_encoder", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
+__all__ = ["HASHED", "NONE", "add_encoder", "add_model", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
 
 HASHED, NONE = "hashed", "none"
-OF_MODELS = ("pooling", "query_prefix", "document_prefix", "max_query_tokens", "max_document_tokens")
+OF_MODELS = ("pooling", "query_prefix", "document_prefix", "max_query_tokens", "max_document_tokens", "normalize")
 OF_HASHED = ("dim", "word_weight", "trigram_weight")
 
 
@@ -21,14 +21,20 @@ def add_encoder(parser: argparse.ArgumentParser, *, default: str) -> None:
     parser.add_argument(
         "--encoder", default=default, metavar=f"MODEL|{HASHED}|{NONE}", help=f"a directory or an id of the Hugging Face hub ({default})"
     )
+    add_model(parser)
+    parser.add_argument("--dim", type=int, metavar="N", help="of the hashed encoder (1024); 2048 finds a little more in long passages")
+    parser.add_argument("--word-weight", type=float, metavar="W", help="of the hashed encoder (1.0)")
+    parser.add_argument("--trigram-weight", type=float, metavar="W", help="of the hashed encoder (0.4)")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """What a model's own files do not say, or say wrong."""
     parser.add_argument("--pooling", choices=("mean", "cls", "last"), help="of a model whose files do not say")
     parser.add_argument("--query-prefix", metavar="TEXT", help='before a question, e.g. "query: "')
     parser.add_argument("--document-prefix", metavar="TEXT", help='before a passage, e.g. "passage: "')
     parser.add_argument("--max-query-tokens", type=int, metavar="N")
     parser.add_argument("--max-document-tokens", type=int, metavar="N")
-    parser.add_argument("--dim", type=int, metavar="N", help="of the hashed encoder (1024); 2048 finds a little more in long passages")
-    parser.add_argument("--word-weight", type=float, metavar="W", help="of the hashed encoder (1.0)")
-    parser.add_argument("--trigram-weight", type=float, metavar="W", help="of the hashed encoder (0.4)")
+    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="make vectors of length 1, or not")
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +77,6 @@ def devices_of(text: str) -> tuple[str, ...]:
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], kind: str) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name, None) is not None]
     if given:
         raise ValueError(f"{', '.join(given)} would change nothing with --encoder {kind}: leave out, or name another encoder")

@@ -1,0 +1,165 @@
+"""Adopt a FAISS index and a corpus that others made, without embedding anything: `adopt(faiss_file, corpus, out, adoption)`.
+
+Search-R1's e5_Flat.index and wiki-18.jsonl are such a pair. It is checked that there are as many vectors as lines and that they are those of
+the documents (see `diagnosis`). Then the file is kept as it is, by a hard link or where it lies, or its vectors are read from the mapped file,
+some thousands at a time, into row shards: blocks of 16 bit, or any other FAISS index, without the float32 vectors ever being in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retriever.building.assembly import assemble, settle
+from retriever.building.build import Job, check_job, same_index
+from retriever.building.contents import open_documents
+from retriever.building.diagnosis import diagnose
+from retriever.building.shards import ShardRecord, finished, shards_of, write_marked
+from retriever.building.spec import BuildSpec, encoder_record
+from retriever.building.workers import runtime_on
+from retriever.building.workshop import Workshop, workshop
+from retriever.corpus import CorpusRecord, adopt_corpus
+from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import TransformerSettings
+from retriever.manifest import DOCUMENTS, MANIFEST, VECTORS, DenseRecord, IndexFault, sample_of, silent
+from retriever.query import Progress
+from retriever.searchers.faiss_index import FaissSearcher
+
+__all__ = ["Adoption", "adopt"]
+
+EXACT = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat", "IndexScalarQuantizer")  # types that keep the vectors, or nearly
+SHARD_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adoption:
+    """What is made of a FAISS index that others made.
+
+    Args:
+        spec: the encoder that made it, and what the index is to be; its `index` is not read where it is kept.
+        keep: the file as it is.
+    """
+
+    spec: BuildSpec
+    keep: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spec.encoder, TransformerSettings):
+            raise ValueError("adopting needs the --encoder that made the vectors: a model")
+        if self.keep and (self.spec.rescore or self.spec.dtype):
+            raise ValueError("--dtype and --rescore are of vectors that are converted: name an --index, too, or leave them out")
+
+    def content(self, vectors: Path) -> dict[str, Any]:
+        """What decides the bytes of the result."""
+        kept = {"index": None, "dtype": None, "rescore": None} if self.keep else {}
+        return {**self.spec.content(), **kept, "adopted": {"bytes": vectors.stat().st_size, "sample": sample_of(vectors)}}
+
+
+def adopt(vectors: Path, corpus: Path, out: Path, adoption: Adoption, progress: Progress = silent) -> Path:
+    """Make the directory `out` of a FAISS file and a corpus, as `build` would have. Returns `out`.
+
+    Raises:
+        CorpusError: a row of the corpus is wrong.
+        IndexFault: they do not belong together, in the encoder's opinion or by their numbers; or as in `build`.
+        SearcherError: the file is no FAISS index.
+    """
+    vectors, corpus = vectors.resolve(strict=True), corpus.resolve(strict=True)
+    content = adoption.content(vectors)
+    if out.exists():
+        return same_index(out, corpus, content)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with workshop(out) as held:
+        if held is None:
+            return same_index(out, corpus, content)
+        try:
+            if not (held.directory / MANIFEST).exists():
+                _adopt(held, vectors, corpus, adoption, content, progress)
+            settle(held.directory)
+            held.finish()
+        except BaseException:
+            held.drop_unless_worth_keeping()
+            raise
+    return out
+
+
+def _adopt(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption, content: Mapping[str, Any], progress: Progress) -> None:
+    spec = adoption.spec
+    assert isinstance(spec.encoder, TransformerSettings)
+    dense = FaissSearcher.open(vectors)
+    if dense.dim != spec.encoder.dim:
+        raise IndexFault(
+            f"{vectors} holds vectors of {dense.dim} numbers, {spec.encoder.model} makes {spec.encoder.dim}: name the model that made them"
+        )
+    job = check_job(held, corpus, content, spec.shard_rows)
+    if job is None:
+        record = _linked(adopt_corpus(corpus, held.directory, progress=progress), held.directory)
+        job = Job(spec=dict(content), corpus=record, shard_rows=spec.shard_rows or SHARD_ROWS)
+        held.keep(job.plain())
+    if dense.count != job.corpus.count:
+        raise IndexFault(
+            f"{vectors} holds {dense.count} vectors, {corpus} {job.corpus.count} documents: they do not belong together "
+            f"({abs(dense.count - job.corpus.count)} too {'few' if dense.count < job.corpus.count else 'many'} vectors)"
+        )
+    _check(held, vectors, corpus, dense, job.corpus, spec)
+    encoder = encoder_record(spec.encoder)
+    if adoption.keep:
+        assemble(held.directory, job.corpus, spec, encoder, (), progress, content=content, adopted=_kept(held, vectors, dense))
+    else:
+        shards = _converted(held, dense, job, spec, progress)
+        assemble(held.directory, job.corpus, spec, encoder, shards, progress, content=content)
+
+
+def _check(held: Workshop, vectors: Path, corpus: Path, dense: FaissSearcher, record: CorpusRecord, spec: BuildSpec) -> None:
+    """Are these the vectors of these documents?
+
+    Raises:
+        IndexFault: they are not, with what is probably wrong.
+    """
+    assert isinstance(spec.encoder, TransformerSettings)
+    runtime = runtime_on(spec.runtime, spec.devices[0])
+    encoder = open_encoder(spec.encoder.record, runtime, table=None)
+    lossy = dense.info()["type"] not in EXACT
+    with open_documents(held.directory, record.documents) as documents:
+        found = diagnose(documents, dense, encoder, spec.encoder, runtime, lossy=lossy)
+    if found.fault is not None:
+        raise IndexFault(f"{vectors} and {corpus}: {found.fault}")
+
+
+def _linked(record: CorpusRecord, directory: Path) -> CorpusRecord:
+    """The corpus under the directory's own name, where both are on one disk; otherwise where it lies."""
+    own = directory / DOCUMENTS
+    if record.documents == own or not _link(record.documents, own):
+        return record
+    return replace(record, documents=own)
+
+
+def _kept(held: Workshop, vectors: Path, dense: FaissSearcher) -> DenseRecord:
+    """The FAISS file, by a hard link if it can be, or by its absolute path."""
+    own = held.directory / VECTORS
+    own.unlink(missing_ok=True)
+    file = VECTORS if _link(vectors, own) else str(vectors)
+    return DenseRecord(backend="faiss", dim=dense.dim, factory=str(dense.info()["type"]), files=[file], metric=dense.metric)
+
+
+def _link(found: Path, own: Path) -> bool:
+    try:
+        os.link(found, own)
+    except OSError:  # another disk, or one that knows no links
+        return False
+    return True
+
+
+def _converted(held: Workshop, dense: FaissSearcher, job: Job, spec: BuildSpec, progress: Progress) -> list[tuple[Path, ShardRecord]]:
+    """The vectors of the file as row shards, marked as those that are embedded."""
+    if dense.metric != "ip":
+        raise IndexFault("vectors of an L2 index are compared by distances, and blocks by inner products: keep the index as it is")
+    shards = shards_of(held.build, job.corpus.count, job.shard_rows)
+    records = finished(shards, progress)
+    for shard in shards:
+        if shard.number not in records:
+            records[shard.number] = write_marked(shard, dense.index.reconstruct_n(shard.start, shard.rows), spec.shard_dtype)
+        progress("vectors converted", shard.stop, job.corpus.count)
+    return [(shard.path, records[shard.number]) for shard in shards]
