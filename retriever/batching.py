@@ -78,7 +78,7 @@ class Batcher(Generic[Item, Prepared, Result]):
         prepare: the first stage, called in the worker thread.
         work: the second: as many results as items, in their order.
         max_batch: items of a batch.
-        max_weight: sum of their weights; a heavier item is a batch of its own.
+        max_weight: sum of their weights; a heavier item is a batch of its own. None: no limit.
         max_waiting: items that may wait; further requests are refused. An empty queue takes any request.
         weigh: the weight of an item.
         overlap: run `work` in a thread of its own.
@@ -99,7 +99,7 @@ class Batcher(Generic[Item, Prepared, Result]):
     ) -> None:
         self._prepare, self._work = prepare, work
         self._max_batch, self._max_waiting = max_batch, max_waiting
-        self._max_weight = max_weight if max_weight is not None else max_batch
+        self._max_weight = float("inf") if max_weight is None else max_weight
         self._weigh, self._overlap, self._observe = weigh, overlap, observe
         # Changed by the event loop and by the worker: both hold this lock.
         self._changed = threading.Condition(threading.Lock())

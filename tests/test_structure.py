@@ -74,11 +74,13 @@ CATCH_ALL: dict[str, str] = {
     "agentrl.system.child:main": "a process: told to the driver, then it ends",
     "agentrl.system.ray_launcher:RoleActor.run": "an actor: told to the driver as a plain record",
     "retriever.encoders.tokens:TextTokenizer.__init__": "a foreign file: tokenizers raises bare Exception, mapped to an EncoderFault",
-    "retriever.batching:Batcher._serve": "a batch: each of its requests gets the error",
+    "retriever.batching:Batcher._finish": "a batch: each of its requests gets the error",
+    "retriever.batching:Batcher._run": "a batch in its first stage: each of its requests gets the error",
+    "retriever.local:LocalService.reload": "an index that is opened again: who asked for it is told, and the one before goes on",
 }
 
 # "module:function" -> why a task is started there outside of a TaskGroup.
-BARE_TASKS = {"retriever.app:_unless_gone": "whichever of the two tasks is left is cancelled, and both are awaited before it returns"}
+BARE_TASKS = {"retriever.app:_Connected._watch": "it is cancelled when its block ends, and waits for nothing but its client's leaving"}
 
 # One name per idea: what other systems call ours.
 FORBIDDEN_NAMES = {
