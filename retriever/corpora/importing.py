@@ -111,6 +111,7 @@ def same_id(id: str, source: Source, number: int) -> str:
 
 
 def _adopted(file: Source, directory: Path, progress: Progress) -> CorpusRecord:
+    _partial_of(directory / DOCUMENTS).unlink(missing_ok=True)  # of a killed import: nothing is copied now
     with _Tables(directory) as tables:
         for number, start, document in read_documents(file, progress, "adopted", as_it_is=True):
             tables.add(document.id, number, start)
@@ -126,7 +127,7 @@ class _Partial:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self.path = target.with_name(f".{target.name}.partial")
+        self.path = _partial_of(target)
         self.file: IO[bytes] = self.path.open("wb")
 
     def sync(self) -> None:
@@ -147,6 +148,10 @@ class _Partial:
                 raise
         finally:
             self.path.unlink(missing_ok=True)
+
+
+def _partial_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
 
 
 class _Lines(_Partial):
@@ -213,6 +218,7 @@ class _Tables:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        _partial_of(directory / IDS).unlink(missing_ok=True)  # of a killed import: this one may need no such file
         self._open = ExitStack()
         self._offsets = self._open.enter_context(_Offsets(directory / OFFSETS))
         self._ids = IdCollector()

@@ -149,11 +149,18 @@ class Source:
                 first, total = 0, max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                     self._of_table = self.size * (first + len(batch)) // total
-                    for number, content in enumerate(batch.to_pylist(), start=first):
+                    for number, content in enumerate(self._cells(batch, first), start=first):
                         yield number, 0, content
                     first += len(batch)
         except (pyarrow.ArrowException, OSError) as error:
             raise CorpusError(f"{self.path}: not a Parquet file that can be read: {error}") from error
+
+    def _cells(self, batch: Any, first: int) -> list[Mapping[str, Any]]:
+        """The rows of a part of a table."""
+        try:
+            return batch.to_pylist()  # type: ignore[no-any-return]
+        except ValueError as error:  # text that is not UTF-8, or a time that Python has none for
+            raise CorpusError(f"{self.path}: rows {first} to {first + len(batch) - 1}: a cell cannot be read: {error}") from error
 
 
 def _row(number: int, start: int, line: bytes) -> Row | None:
