@@ -221,7 +221,7 @@ def _sampled(corpus: Path) -> Sample:
             lines += len(document.json) + 1
             ids_are_rows &= document.id == str(number)
             if lines >= SAMPLED_BYTES:
-                exact = source.done >= source.size
+                exact = False  # even at the file's end: what was read last may hold more rows
                 break
         documents = len(texts) if exact else round(len(texts) * source.size / source.done)
     return _sample(texts, documents, exact, lines / len(texts), ids_are_rows)
