@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from retriever.encoders.hashed import HashedSettings
     from retriever.encoders.settings import Runtime, TransformerSettings
 
-__all__ = ["HASHED", "NONE", "add_encoder", "add_model", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
+__all__ = ["HASHED", "NONE", "OF_HASHED", "OF_MODELS", "add_encoder", "add_model", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
 
 HASHED, NONE = "hashed", "none"
 OF_MODELS = ("pooling", "query_prefix", "document_prefix", "max_query_tokens", "max_document_tokens", "normalize")
 OF_HASHED = ("dim", "word_weight", "trigram_weight")
 
 
-def add_encoder(parser: argparse.ArgumentParser, *, default: str) -> None:
+def add_encoder(parser: argparse._ActionsContainer, *, default: str) -> None:
     """What makes vectors of texts."""
     parser.add_argument(
         "--encoder", default=default, metavar=f"MODEL|{HASHED}|{NONE}", help=f"a directory or an id of the Hugging Face hub ({default})"
@@ -27,7 +27,7 @@ def add_encoder(parser: argparse.ArgumentParser, *, default: str) -> None:
     parser.add_argument("--trigram-weight", type=float, metavar="W", help="of the hashed encoder (0.4)")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse._ActionsContainer) -> None:
     """What a model's own files do not say, or say wrong."""
     parser.add_argument("--pooling", choices=("mean", "cls", "last"), help="of a model whose files do not say")
     parser.add_argument("--query-prefix", metavar="TEXT", help='before a question, e.g. "query: "')

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from retriever.commands.options import HASHED, OF_HASHED, OF_MODELS, add_encoder, devices_of, encoder_of
+
 if TYPE_CHECKING:
     from retriever.building.spec import BuildSpec
     from retriever.index import Index, Serving
@@ -24,9 +26,9 @@ PROGRESS_EVERY_S = 2.0
 GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much for 256 as for 64
 
 # Flags that say what an index is to be: of use only where a corpus file is served.
-OF_A_CORPUS = ("encoder", "index", "bm25", "dim", "word_weight", "trigram_weight")
-OF_AN_INDEX = (*OF_A_CORPUS, "mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic", "max_batch")
-OF_AN_INDEX_TOO = ("cache_entries", "max_waiting")
+OF_A_CORPUS = ("cache", "encoder", *OF_MODELS, *OF_HASHED, "index", "bm25")
+OF_AN_INDEX = ("mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic")
+OF_ITS_QUEUE = ("max_batch", "max_waiting", "cache_entries")
 OF_THE_WEB = ("provider", "per_second", "per_day", "provider_url")
 
 
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             "or add --unsafe-allow-remote, and whoever reaches the port is answered"
         )
     if arguments.backend == "web":
-        _refuse(arguments, (*OF_AN_INDEX, *OF_AN_INDEX_TOO, "path"), "is an index's, and --backend web has none")
+        _refuse(arguments, ("path", *OF_AN_INDEX, *OF_ITS_QUEUE, *OF_A_CORPUS[1:]), "is an index's, and --backend web has none")
         _serve_web(arguments, token)
     else:
         _refuse(arguments, OF_THE_WEB, "is for --backend web")
@@ -83,7 +85,7 @@ def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
     if arguments.path is None:
         raise ValueError("serve what? Give an index's directory or a corpus file")
     if arguments.path.is_dir():
-        _refuse(arguments, (*OF_A_CORPUS, "cache"), f"is for a corpus that is indexed at the start, and {arguments.path} is an index")
+        _refuse(arguments, OF_A_CORPUS, f"is for a corpus that is indexed at the start, and {arguments.path} is an index")
     elif not arguments.path.exists():
         raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
     serving, metrics = _serving(arguments), Metrics()
@@ -125,7 +127,7 @@ def _serving(arguments: argparse.Namespace) -> Serving:
     from retriever.index import Serving
     from retriever.query import Mode
 
-    devices = tuple((arguments.device or "cpu").split(","))
+    devices = devices_of(arguments.device or "cpu")
     given: dict[str, Any] = {"kind": arguments.runtime, "precision": arguments.precision, "threads": arguments.threads}
     return Serving(
         runtime=Runtime(device=devices[0], **{name: value for name, value in given.items() if value is not None}),
@@ -150,21 +152,9 @@ def _limits(arguments: argparse.Namespace, serving: Serving) -> Limits:
 def _spec(arguments: argparse.Namespace) -> BuildSpec:
     """What the index of a corpus is to be."""
     from retriever.building.spec import BuildSpec
-    from retriever.encoders.hashed import HashedSettings
 
-    hashed = {name: getattr(arguments, name) for name in ("dim", "word_weight", "trigram_weight") if getattr(arguments, name) is not None}
-    encoder: Any
-    if arguments.encoder in (None, "hashed"):
-        encoder = HashedSettings(**hashed)
-    else:
-        if hashed:
-            raise ValueError(f"--{next(iter(hashed)).replace('_', '-')} is the hashed encoder's: leave it out with --encoder {arguments.encoder}")
-        encoder = None
-        if arguments.encoder != "none":
-            from retriever.encoders.models import describe
-
-            encoder = describe(arguments.encoder)
-    return BuildSpec(encoder=encoder, index=arguments.index or "Flat", bm25=bool(arguments.bm25))
+    arguments.encoder = arguments.encoder or HASHED
+    return BuildSpec(encoder=encoder_of(arguments), index=arguments.index or "Flat", bm25=bool(arguments.bm25))
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
@@ -230,12 +220,10 @@ def _add_index(command: argparse.ArgumentParser) -> None:
     )
     corpus = command.add_argument_group("of a corpus that is indexed at the start")
     corpus.add_argument("--cache", type=Path, metavar="DIR", help="keep its index here, named by content; without, it is kept in memory")
-    corpus.add_argument("--encoder", metavar="MODEL", help="hashed (the default), none (words only), or a model")
+    add_encoder(corpus, default=HASHED)
+    command.set_defaults(encoder=None)  # one that was not given
     corpus.add_argument("--index", metavar="FACTORY", help="of the vectors (Flat)")
     corpus.add_argument("--bm25", action="store_true", default=None, help="index the words as well")
-    corpus.add_argument("--dim", type=_positive, help="of the hashed encoder (1024); 2048 finds a little more in long passages, at twice the cost")
-    corpus.add_argument("--word-weight", type=float, help="of the hashed encoder (1.0)")
-    corpus.add_argument("--trigram-weight", type=float, help="of the hashed encoder (0.4)")
 
 
 def _positive(text: str) -> int:
