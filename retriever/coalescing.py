@@ -25,6 +25,7 @@ from retriever.passage import RetrieverError
 __all__ = ["Coalescer"]
 
 MAX_QUERIES = 256  # of a request: a server's batch
+TURNS = 2  # of trio's loop: callers that were answered together wake in the first, in any order, ask again, and come along
 MAX_CHARACTERS = 128 * 1024  # of a request: at most 12 bytes each in JSON, so that it stays below a server's 2 MB
 
 Answer = TypeVar("Answer")
@@ -70,7 +71,8 @@ class Coalescer(Generic[Answer]):
         taken: list[_Wish[Answer]] = []
         self._free -= 1
         try:
-            await trio.lowlevel.checkpoint()  # callers that were answered together ask again in one turn of the loop: they come along
+            for _ in range(TURNS):
+                await trio.lowlevel.checkpoint()
             taken = self._take(mine, wishes)
             self._wake_next()
             answers = await self._ask([wish.query for wish in taken], mine.topk) if taken else ()
@@ -98,15 +100,15 @@ class Coalescer(Generic[Answer]):
         """What goes into a request with `mine`, from the front of the queue; nothing where somebody else took `mine` meanwhile."""
         taken: list[_Wish[Answer]] = []
         characters = 0
-        for wish in dict.fromkeys((mine, *wishes)) if mine.alone else (mine, *self._queue):
+        if not mine.waiting:
+            return taken
+        for wish in (mine, *wishes) if mine.alone else (mine, *self._queue):
             if taken and (len(taken) == self._max_queries or characters + len(wish.query) > MAX_CHARACTERS):
                 break
             if wish.waiting and wish.topk == mine.topk and (mine.alone or not wish.alone):
                 wish.waiting = False
                 taken.append(wish)
                 characters += len(wish.query)
-            elif wish is mine:
-                break
         while self._queue and not self._queue[0].waiting:
             self._queue.popleft()
         return taken
@@ -119,11 +121,13 @@ class Coalescer(Generic[Answer]):
                 caller.wake()
 
     def _take_back(self, taken: Sequence[_Wish[Answer]], *, alone: bool) -> None:
-        for wish in reversed(taken):
-            if wish.answer is None:
+        for wish in reversed([wish for wish in taken if wish.answer is None]):
+            if wish.callers:
                 wish.waiting = True
                 wish.alone = wish.alone or alone
                 self._queue.appendleft(wish)
+            else:
+                self._close(wish)
 
     def _leave(self, caller: _Caller, wishes: Sequence[_Wish[Answer]]) -> None:
         """What nobody waits for is not asked; what is on its way already may be joined until it comes."""
@@ -139,13 +143,15 @@ class Coalescer(Generic[Answer]):
             del self._open[wish.query, wish.topk]
 
     def _wake_next(self) -> None:
-        """The first in line that does not lead already may lead, where a request is free."""
-        if self._free:
-            for wish in self._queue:
-                caller = next((caller for caller in wish.callers if caller.idle), None) if wish.waiting else None
-                if caller is not None:
-                    caller.wake()
-                    return
+        """The first in line that does not lead already may lead, where a request is free that nobody has been called to lead."""
+        free = self._free
+        for caller in (caller for wish in self._queue if wish.waiting for caller in wish.callers):
+            free -= caller.called
+            if free <= 0:
+                return
+            if caller.idle:
+                caller.wake()
+                return
 
 
 class _Caller:
@@ -158,6 +164,11 @@ class _Caller:
     def idle(self) -> bool:
         """Whether it waits to be woken."""
         return self._called is not None and not self._called.is_set()
+
+    @property
+    def called(self) -> bool:
+        """Whether it has been woken, and has not gone on yet."""
+        return self._called is not None and self._called.is_set()
 
     async def woken(self) -> None:
         self._called = trio.Event()
