@@ -54,8 +54,9 @@ from agentrl.seeds import mix, turn_seed
 from agentrl.system.prepare import prepare
 from agentrl.types import Purpose, Task, Ticket, Trajectory
 from envs.search import SearchEnv
-from retriever.build import load as load_index
+from retriever.building.load import load as load_index
 from retriever.client import Passage
+from retriever.query import Query
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
@@ -222,7 +223,7 @@ class LocalRetriever:
 
         @cache  # the episodes of a group often ask the same
         def search(query: str, topk: int) -> list[Passage]:
-            [hits] = index.search([query], topk)
+            [hits] = index.search([Query(text=query, topk=topk)])
             return [Passage(id=documents[hit.row]["id"], contents=documents[hit.row]["contents"], score=hit.score) for hit in hits]
 
         self._search = search

@@ -47,8 +47,8 @@ from agentrl.wire import decode_trajectory
 from envs.search import SearchEnv
 from retriever.client import Passage
 from retriever.corpus import read_corpus
-from retriever.encoders.hashed import HashedSettings
-from retriever.index import Index, tune_faiss
+from retriever.index import Index, Serving
+from retriever.query import Query
 
 pytestmark = pytest.mark.slow
 
@@ -223,11 +223,10 @@ class Library:
     """The retriever without its server: one query at a time over the same corpus."""
 
     def __init__(self, corpus: Path) -> None:
-        self._index = Index.of(read_corpus(corpus), HashedSettings())
-        tune_faiss(self._index.encoder.settings.dim, one_at_a_time=True)
+        self._index = Index.of(read_corpus(corpus), serving=Serving(one_at_a_time=True))
 
     async def retrieve(self, queries: Sequence[str], *, topk: int, deadline_s: float | None = None) -> list[list[Passage]]:
-        found = self._index.search(queries, topk)
+        found = self._index.search([Query(text=query, topk=topk) for query in queries])
         documents = [[json.loads(self._index.documents[hit.row]) for hit in hits] for hits in found]
         return [[Passage(id=each["id"], contents=each["contents"]) for each in some] for some in documents]
 

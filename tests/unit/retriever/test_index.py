@@ -7,15 +7,22 @@ import numpy as np
 import pytest
 
 from envs.quickstart_world import HELDOUT_SIZE, RELATIONS, TRAIN_SIZE, KnowledgeBase
-from retriever.build import build, load
+from retriever.building.build import build
+from retriever.building.load import load
+from retriever.building.spec import BuildSpec
 from retriever.corpus import CorpusError, Document
 from retriever.encoders.hashed import HashedSettings
-from retriever.index import Index, IndexFault
+from retriever.index import Index, Serving
+from retriever.manifest import IndexFault
+from retriever.query import Hit, Mode, Query
+from retriever.searchers.faiss_index import FaissSearcher
 
 ROWS = [{"id": str(i), "contents": f'"{name}"\n{name} is the capital of {land} .'} for i, (name, land) in enumerate(
     [("Oslo", "Norway"), ("Rome", "Italy"), ("Paris", "France"), ("Berlin", "Germany"), ("Madrid", "Spain")]
 )]  # fmt: skip
 SMALL = HashedSettings(dim=128)
+SPEC = BuildSpec(encoder=SMALL)
+WITH_WORDS = BuildSpec(encoder=SMALL, bm25=True)
 
 
 @pytest.fixture
@@ -29,36 +36,48 @@ def document(number: int, contents: str) -> Document:
     return Document(id=str(number), contents=contents, json=json.dumps({"id": str(number), "contents": contents}).encode())
 
 
+def asked(*texts: str, topk: int = 3, mode: Mode | None = None) -> list[Query]:
+    return [Query(text=text, topk=topk, mode=mode) for text in texts]
+
+
 def found(index: Index, query: str, topk: int = 3) -> list[str]:
-    [hits] = index.search([query], topk)
+    [hits] = index.search(asked(query, topk=topk))
     return [json.loads(index.documents[hit.row])["id"] for hit in hits]
 
 
-def test_the_passage_asked_for_comes_first(corpus: Path, tmp_path: Path):
-    index = build(corpus, tmp_path / "index", settings=SMALL)
+def test_the_passage_asked_for_comes_first(corpus: Path):
+    index = load(corpus, settings=SMALL)
     assert [found(index, f"capital of {land}")[0] for land in ("Norway", "Italy", "France", "Germany", "Spain")] == list("01234")
-    assert all(hit.score <= 1.0001 for [hit, *_] in index.search(["Oslo", "Rome"], 3))
+    assert all(hit.score <= 1.0001 for [hit, *_] in index.search(asked("Oslo", "Rome")))
 
 
 def test_scores_are_inner_products_in_descending_order(corpus: Path):
     index = load(corpus, settings=SMALL)
-    [hits] = index.search(["capital of Norway"], 5)
-    vectors = index.encoder.encode([row["contents"] for row in ROWS])
-    [query] = index.encoder.encode(["capital of Norway"])
+    [hits] = index.search(asked("capital of Norway", topk=5))
+    assert index.encoder is not None
+    vectors = index.encoder.encode_documents([row["contents"] for row in ROWS])
+    [query] = index.encoder.encode_queries(["capital of Norway"])
     np.testing.assert_allclose([hit.score for hit in hits], sorted(vectors @ query, reverse=True), atol=1e-6)
 
 
-def test_more_passages_than_there_are_gives_all_there_are(corpus: Path):
+def test_more_passages_than_there_are_gives_all_there_are_and_none_gives_none(corpus: Path):
     index = load(corpus, settings=SMALL)
     assert sorted(found(index, "capital", topk=100)) == list("01234")
-    assert index.search(["capital"], 0) == [[]]
-    assert index.search([], 3) == []
+    assert index.search(asked("capital", topk=0)) == [[]]
+    assert index.search([]) == []
 
 
-def test_a_query_without_a_word_finds_nothing(corpus: Path):
+def test_each_query_of_a_batch_gets_as_many_as_it_asks_for(corpus: Path):
     index = load(corpus, settings=SMALL)
-    first, nothing, empty, second = index.search(["Oslo", "?!", "", "Rome"], 1)
-    assert (nothing, empty) == ([], [])
+    hits = index.search([Query(text="capital", topk=1), Query(text="capital", topk=4), Query(text="capital", topk=0)])
+    assert [len(some) for some in hits] == [1, 4, 0]
+
+
+@pytest.mark.parametrize("nothing", ["?!", "", " \n\t"])
+def test_a_query_without_a_word_finds_nothing_and_disturbs_no_other(corpus: Path, nothing: str):
+    index = load(corpus, settings=SMALL)
+    first, none, second = index.search(asked("Oslo", nothing, "Rome", topk=1))
+    assert none == []
     assert (first[0].row, second[0].row) == (0, 1)
 
 
@@ -72,35 +91,97 @@ def test_rows_that_faiss_reports_as_missing_are_dropped():
             return scores, rows
 
     index = Index.of([document(0, "a b"), document(1, "c d")], SMALL)
-    vectors = Short(SMALL.dim)
-    vectors.add(index.encoder.encode(["a b", "c d"]))
-    assert [hit.row for hit in Index(index.documents, vectors, index.encoder).search(["c"], 2)[0]] == [1]
+    assert index.encoder is not None
+    short = Short(SMALL.dim)
+    short.add(index.encoder.encode_documents(["a b", "c d"]))
+    index = Index(documents=index.documents, manifest=index.manifest, encoder=index.encoder, dense=FaissSearcher(short))
+    assert [hit.row for hit in index.search(asked("c", topk=2))[0]] == [1]
+
+
+def test_a_vector_that_is_no_number_finds_nothing(corpus: Path):
+    index = load(corpus, settings=SMALL)
+    queries = asked("Oslo", "Rome", topk=1)
+    vectors = index.encode(queries)
+    vectors[0, 3] = np.nan
+    assert [[hit.row for hit in hits] for hits in index.find(queries, vectors)] == [[], [1]]
 
 
 def test_a_megabyte_as_a_query_is_cut_not_refused(corpus: Path):
     assert found(load(corpus, settings=SMALL), "Norway " + "x" * 1_000_000, topk=1) == ["0"]
 
 
-def test_a_built_index_opens_with_the_same_answers(corpus: Path, tmp_path: Path):
-    built = build(corpus, tmp_path / "out" / "index", settings=SMALL)
-    opened = Index.open(tmp_path / "out" / "index")
-    assert opened.search(["capital of Spain"], 5) == built.search(["capital of Spain"], 5)
-    assert list(opened.documents) == list(built.documents)
+def test_a_lone_surrogate_in_a_query_is_no_error(corpus: Path):
+    assert found(load(corpus, settings=SMALL), "\ud800 Norway", topk=1) == ["0"]
+
+
+def test_one_at_a_time_gives_the_same_answers_whatever_is_asked_beside(corpus: Path):
+    index = load(corpus, settings=SMALL, serving=Serving(one_at_a_time=True))
+    together = index.search(asked(*[f"capital of {land}" for land in ("Norway", "Italy", "France", "Germany", "Spain")]))
+    assert together[3] == index.search(asked("capital of Germany"))[0]
+
+
+def test_words_and_vectors_and_both_answer_one_batch(corpus: Path, tmp_path: Path):
+    index = Index.open(build(corpus, tmp_path / "index", WITH_WORDS))
+    assert index.modes == (Mode.DENSE, Mode.BM25, Mode.HYBRID)
+    dense, words, both = index.search([Query(text="capital Oslo", topk=1, mode=mode) for mode in (None, Mode.BM25, Mode.HYBRID)])
+    assert [hits[0].row for hits in (dense, words, both)] == [0, 0, 0]
+    assert both == [Hit(row=0, score=2 / 61)], "first of both lists"
+    assert index.search(asked("Oslo", topk=5, mode=Mode.BM25)) == [[Hit(row=0, score=pytest.approx(words[0].score, abs=2))]], "others lack the word"
+
+
+def test_words_alone_need_no_encoder_and_are_the_default_of_such_an_index(corpus: Path, tmp_path: Path):
+    index = Index.open(build(corpus, tmp_path / "index", BuildSpec(encoder=None, bm25=True)))
+    assert index.modes == (Mode.BM25,)
+    assert found(index, "Spain") == ["4"]
+    assert found(index, "nowhere") == []
+
+
+def test_a_mode_or_reranker_that_is_not_there_is_refused(corpus: Path, tmp_path: Path):
+    index = load(corpus, settings=SMALL)
+    with pytest.raises(ValueError, match="not searched by bm25: it has dense"):
+        index.search(asked("Oslo", mode=Mode.BM25))
+    with pytest.raises(ValueError, match="without a reranker"):
+        index.search([Query(text="Oslo", topk=1, rerank=True)])
+    with pytest.raises(IndexFault, match="cannot be searched by hybrid: it has dense"):
+        Index.open(build(corpus, tmp_path / "index", SPEC), Serving(mode=Mode.HYBRID))
+
+
+def test_the_first_mode_is_the_one_that_is_served(corpus: Path, tmp_path: Path):
+    index = Index.open(build(corpus, tmp_path / "index", WITH_WORDS), Serving(mode=Mode.HYBRID))
+    assert index.modes == (Mode.HYBRID, Mode.DENSE, Mode.BM25)
+    assert index.search(asked("Oslo", topk=1)) == [[Hit(row=0, score=2 / 61)]]
+
+
+def test_the_reranker_orders_what_was_found_and_its_scores_are_told(corpus: Path):
+    class Longest:
+        """Scores a document by its length."""
+
+        def score_pairs(self, pairs: list[tuple[str, str]]) -> np.ndarray:
+            return np.array([len(text) for _, text in pairs], np.float32)
+
+    plain = load(corpus, settings=SMALL)
+    index = Index(documents=plain.documents, manifest=plain.manifest, encoder=plain.encoder, dense=plain.dense, reranker=Longest())  # type: ignore[arg-type]
+    ranked, unranked = index.search([Query(text="Oslo Norway", topk=2, rerank=True), Query(text="Oslo Norway", topk=2)])
+    lengths = sorted((len(row["contents"]) for row in ROWS), reverse=True)
+    assert [hit.score for hit in ranked] == lengths[:2]
+    assert unranked == plain.search(asked("Oslo Norway", topk=2))[0]
+    assert index.reranks
+    assert not plain.reranks
+
+
+def test_the_identity_changes_with_what_is_answered(corpus: Path, tmp_path: Path):
+    out = build(corpus, tmp_path / "index", WITH_WORDS)
+    same, other = Index.open(out), Index.open(out, Serving(mode=Mode.BM25))
+    assert same.identity == Index.open(out).identity
+    assert len({same.identity, other.identity, load(corpus, settings=SMALL).identity}) == 3
+
+
+def test_a_built_index_opens_with_the_answers_of_one_in_memory(corpus: Path, tmp_path: Path):
+    opened, inside = Index.open(build(corpus, tmp_path / "out" / "index", SPEC)), load(corpus, settings=SMALL)
+    queries = asked("capital of Spain", "Oslo", topk=5)
+    assert opened.search(queries) == inside.search(queries)
+    assert list(opened.documents) == list(inside.documents)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index"]
-
-
-def test_building_again_reopens_the_same_and_refuses_another(corpus: Path, tmp_path: Path):
-    out = tmp_path / "index"
-    build(corpus, out, settings=SMALL)
-    before = (out / "manifest.json").stat().st_mtime_ns
-    assert len(build(corpus, out, settings=SMALL)) == 5
-    assert (out / "manifest.json").stat().st_mtime_ns == before
-    with pytest.raises(IndexFault, match="index of another encoder"):
-        build(corpus, out, settings=HashedSettings(dim=64))
-    with corpus.open("a") as file:
-        file.write(json.dumps({"id": "5", "contents": "more"}))
-    with pytest.raises(IndexFault, match="index of another corpus"):
-        build(corpus, out, settings=SMALL)
 
 
 def test_a_cache_holds_an_index_per_content(corpus: Path, tmp_path: Path):
@@ -112,53 +193,17 @@ def test_a_cache_holds_an_index_per_content(corpus: Path, tmp_path: Path):
     assert len(list(cache.iterdir())) == 2
 
 
+def test_an_index_in_memory_is_a_plain_one(corpus: Path):
+    with pytest.raises(ValueError, match=r"give .* a --cache"):
+        load(corpus, spec=WITH_WORDS)
+
+
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
-    (tmp_path / "out").mkdir()
     with pytest.raises(CorpusError):
-        build(bad, tmp_path / "out" / "index")
+        build(bad, tmp_path / "out" / "index", SPEC)
     assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["documents.jsonl", "vectors.faiss", "idf.npy"])
-def test_an_altered_file_is_refused(corpus: Path, tmp_path: Path, name: str):
-    build(corpus, tmp_path / "index", settings=SMALL)
-    path = tmp_path / "index" / name
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(IndexFault, match=f"{name} is missing or not the file that was built"):
-        Index.open(tmp_path / "index")
-    path.unlink()
-    with pytest.raises(IndexFault, match=f"{name} is missing"):
-        Index.open(tmp_path / "index")
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"format": 99}, "has format 99"),
-        ({"count": 4}, "does not fit together"),
-        ({"encoder": {"dim": 64, "word_weight": 1.0, "trigram_weight": 0.4}}, "does not fit together"),
-        ({"encoder": {"dim": 128, "word_weight": 0.0, "trigram_weight": 1.0}}, "not those that this version's encoder makes"),
-        ({"files": {}}, "is incomplete"),
-    ],
-)
-def test_a_manifest_that_says_something_else_is_refused(corpus: Path, tmp_path: Path, change: dict, complaint: str):
-    build(corpus, tmp_path / "index", settings=SMALL)
-    path = tmp_path / "index" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(IndexFault, match=complaint):
-        Index.open(tmp_path / "index")
-
-
-def test_a_directory_without_a_manifest_is_no_index(tmp_path: Path):
-    with pytest.raises(IndexFault, match="is no index"):
-        Index.open(tmp_path)
-    (tmp_path / "manifest.json").write_text("[")
-    with pytest.raises(IndexFault, match="not JSON"):
-        Index.open(tmp_path)
 
 
 @pytest.mark.slow
@@ -169,7 +214,7 @@ def test_the_quick_starts_queries_find_their_passage(seed: int):
     facts = [(kb, subject, relation, object_) for kb in kbs for (subject, relation), object_ in kb.facts.items()]
     texts = [f'"{subject}"\n{RELATIONS[relation].passage.format(subject=subject, object=object_)}' for _, subject, relation, object_ in facts]
     index = Index.of([document(i, text) for i, text in enumerate(texts)], HashedSettings())
-    hits = index.search([f"{subject} {RELATIONS[relation].keyword}" for _, subject, relation, _ in facts], 3)
+    hits = index.search(asked(*[f"{subject} {RELATIONS[relation].keyword}" for _, subject, relation, _ in facts]))
     for kb in kbs:
         rows = [row for row, fact in enumerate(facts) if fact[0] is kb]
         assert np.mean([hits[row][0].row == row for row in rows]) >= 0.95
