@@ -73,10 +73,7 @@ def parse_retrieve(body: bytes, *, packed: bool, default_topk: int) -> Asked:
     value = _loads(body, packed, '{"queries": [...], "topk": 3, "return_scores": false}')
     texts = _texts(value)
     topk = value.get("topk")
-    if topk is None:
-        topk = default_topk
-    elif type(topk) is not int or not 1 <= topk <= MAX_TOPK:
-        raise WrongRequest(f"topk must be an integer from 1 to {MAX_TOPK}")
+    topk = default_topk if topk is None else _whole(topk, "topk", 1, MAX_TOPK)
     mode = value.get("mode")
     if mode is not None:
         mode = MODES.get(mode) if isinstance(mode, str) else None
@@ -87,7 +84,7 @@ def parse_retrieve(body: bytes, *, packed: bool, default_topk: int) -> Asked:
         queries=[Query(text=text if text.isascii() else _encodable(text), topk=topk, mode=mode, rerank=rerank) for text in texts],
         with_scores=_flag(value, "return_scores"),
         fields=_fields(value.get("fields")),
-        max_chars=_max_chars(value.get("max_chars")),
+        max_chars=None if value.get("max_chars") is None else _whole(value["max_chars"], "max_chars", 0, MAX_CHARACTERS),
     )
 
 
@@ -171,12 +168,13 @@ def _fields(fields: object) -> tuple[str, ...] | None:
     return tuple(fields)
 
 
-def _max_chars(characters: object) -> int | None:
-    if characters is None:
-        return None
-    if type(characters) is not int or not 0 <= characters <= MAX_CHARACTERS:
-        raise WrongRequest(f"max_chars must be an integer from 0 to {MAX_CHARACTERS}")
-    return characters
+def _whole(number: object, name: str, least: int, most: int) -> int:
+    """The number: JSON Schema's integers, 3.0 among them, as Search-R1's pydantic takes them."""
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if type(number) is not int or not least <= number <= most:
+        raise WrongRequest(f"{name} must be an integer from {least} to {most}")
+    return number
 
 
 def _shaped(document: bytes, asked: Asked) -> bytes:

@@ -58,6 +58,8 @@ MAX_DEADLINE_DIGITS = 9  # of milliseconds: 11 days
 OPEN_PATHS = ("/health", "/ready")  # what a load balancer asks; they tell nothing of the documents
 READY_FIELDS = ("documents", "modes", "identity", "waiting")  # of /info
 ROUTES = {"/retrieve", "/documents", "/access", "/health", "/ready", "/info", "/metrics", "/openapi.json", "/admin"}
+MEDIA = (JSON.encode(), MSGPACK.encode())  # by whether msgpack is wanted
+UNAUTHORISED = ((b"www-authenticate", b"Bearer"), (b"connection", b"close"))  # a body that came with it is not read
 PHP_PATH, PHP_QUERY = "index.php/", "index.php?title="
 INTERNAL = "the server failed: its log says how"
 
@@ -80,27 +82,20 @@ def create_app(
         reload: what POST /admin/reload does; None: there is no such route.
         metrics: counted here besides what the service counts.
     """
-    return _App(service, topk=topk, token=token, deadline_s=deadline_s, reload=reload, metrics=metrics or Metrics())
+    metrics = metrics or Metrics()
+    retrieve = _Retrieve(service=service, metrics=metrics, topk=topk, deadline_s=deadline_s)
+    routes = _Routes(service=service, metrics=metrics, reload=reload, token=token is not None)
+    return _App(service, retrieve, routes, metrics, token)
 
 
 class _App(Starlette):
-    """Requests to /retrieve are answered here: at thousands a second, a router's share of the time can be seen. Others take Starlette's way."""
+    """Requests to /retrieve go past Starlette's router and middleware, which would take as long as all else does beside the search."""
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        topk: int,
-        token: str | None,
-        deadline_s: float,
-        reload: Callable[[], Awaitable[Reloaded]] | None,
-        metrics: Metrics,
-    ) -> None:
-        self._service, self._topk, self._deadline_s, self._metrics = service, topk, deadline_s, metrics
+    def __init__(self, service: Service, retrieve: _Retrieve, routes: _Routes, metrics: Metrics, token: str | None) -> None:
+        self._service, self._retrieve, self._metrics = service, retrieve, metrics
         self._token = None if token is None else token.encode()
-        self._routes = _Routes(service=service, metrics=metrics, reload=reload, token=token is not None)
         handlers: Mapping[Any, Any] = {HTTPException: _http_error, Refused: _refused, Exception: _failed}
-        super().__init__(routes=self._routes.all(), lifespan=self._lifespan, exception_handlers=handlers)
+        super().__init__(routes=[Route("/retrieve", retrieve, methods=["POST"]), *routes.all()], lifespan=self._lifespan, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,45 +103,17 @@ class _App(Starlette):
             return
         path = scope["path"]
         if self._token is not None and path not in OPEN_PATHS and not _allowed(scope, self._token):
-            headers = [(b"www-authenticate", b"Bearer")]
-            await self._answer(scope, send, 401, _detail("a bearer token is needed: Authorization: Bearer TOKEN"), headers=headers)
+            await _answer(send, 401, _detail("a bearer token is needed: Authorization: Bearer TOKEN"), headers=UNAUTHORISED)
+            self._metrics.requests[_route(path), 401] += 1
         elif path == "/retrieve" and scope["method"] == "POST":
             await self._retrieve(scope, receive, send)
         else:
-            await super().__call__(scope, receive, self._counting(scope, send))
+            await super().__call__(scope, receive, self._counting(path, send))
 
-    async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = perf_counter()
-        try:
-            head = _head(scope, self._deadline_s)
-            asked = parse_retrieve(await _body(receive, head), packed=head.packed, default_topk=self._topk)
-            with _Connected(receive):
-                found = await self._service.retrieve(asked.queries, deadline_s=head.deadline_s)
-            body = retrieve_bytes(found, asked, packed=head.wants_packed)
-        except Refused as error:
-            await self._answer(scope, send, error.status, _detail(str(error)), headers=_headers(error))
-        except Exception:
-            await self._answer(scope, send, 500, _detail(INTERNAL))
-            raise
-        else:
-            await self._answer(scope, send, 200, body, MSGPACK if head.wants_packed else JSON)
-            self._metrics.queries += len(asked.queries)
-            self._metrics.request_s.observe(perf_counter() - started)
-
-    async def _answer(
-        self, scope: Scope, send: Send, status: int, body: bytes, media: str = JSON, *, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        self._metrics.requests[_route(scope["path"]), status] += 1
-        own = [(b"content-type", media.encode()), (b"content-length", b"%d" % len(body)), *headers]
-        await send({"type": "http.response.start", "status": status, "headers": own})
-        await send({"type": "http.response.body", "body": body})
-
-    def _counting(self, scope: Scope, send: Send) -> Send:
-        route = _route(scope["path"])
-
+    def _counting(self, path: str, send: Send) -> Send:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests[route, message["status"]] += 1
+                self._metrics.requests[_route(path), message["status"]] += 1
             await send(message)
 
         return counted
@@ -155,6 +122,35 @@ class _App(Starlette):
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with self._service:
             yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Retrieve:
+    """POST /retrieve."""
+
+    service: Service
+    metrics: Metrics
+    topk: int
+    deadline_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = perf_counter()
+        try:
+            head = _head(scope, self.deadline_s)
+            asked = parse_retrieve(await _body(receive, head), packed=head.packed, default_topk=self.topk)
+            with _Connected(receive):
+                found = await self.service.retrieve(asked.queries, deadline_s=head.deadline_s)
+            body = retrieve_bytes(found, asked, packed=head.wants_packed)
+        except Refused as error:
+            self.metrics.requests["/retrieve", error.status] += 1
+            await _answer(send, error.status, _detail(str(error)), headers=_headers(error))
+        except Exception:
+            self.metrics.requests["/retrieve", 500] += 1
+            await _answer(send, 500, _detail(INTERNAL))
+            raise
+        else:
+            await _answer(send, 200, body, MEDIA[head.wants_packed])
+            self.metrics.answered(len(asked.queries), perf_counter() - started)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +165,6 @@ class _Routes:
     def all(self) -> list[Route]:
         admin = [Route("/admin/reload", self.reloaded, methods=["POST"])] if self.reload is not None else []
         return [
-            Route("/retrieve", self.method_not_allowed),
             Route("/documents/{id:path}", self.document),
             Route("/access", self.access, methods=["POST"]),
             Route("/health", self.health),
@@ -179,9 +174,6 @@ class _Routes:
             Route("/openapi.json", self.description),
             *admin,
         ]
-
-    async def method_not_allowed(self, request: Request) -> Response:
-        raise HTTPException(405, headers={"allow": "POST"})
 
     async def document(self, request: Request) -> Response:
         id = request.path_params["id"]
@@ -246,7 +238,7 @@ def _head(scope: Scope, deadline_s: float) -> _Head:
         elif name == b"accept":
             wants_packed = b"msgpack" in value
         elif name == b"x-deadline-ms":
-            if not value.isdigit() or len(value) > MAX_DEADLINE_DIGITS:
+            if not value.isdigit() or len(value) > MAX_DEADLINE_DIGITS or not int(value):
                 raise WrongRequest("x-deadline-ms must be a whole number of milliseconds")
             deadline_s = min(deadline_s, int(value) / 1000)
         elif name == b"content-length":
@@ -319,6 +311,12 @@ class _Connected:
         self._left = True
         assert self._task is not None
         self._task.cancel()
+
+
+async def _answer(send: Send, status: int, body: bytes, media: bytes = MEDIA[False], *, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    own = [(b"content-type", media), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": own})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _allowed(scope: Scope, expected: bytes) -> bool:

@@ -68,6 +68,12 @@ class Metrics:
         self.cache: Callable[[], AnswerCache | None] = lambda: None
         self.batcher: Callable[[], Batcher[Any, Any, Any] | None] = lambda: None
 
+    def answered(self, queries: int, seconds: float) -> None:
+        """Count a request to /retrieve that was answered."""
+        self.requests["/retrieve", 200] += 1
+        self.queries += queries
+        self.request_s.observe(seconds)
+
     def batch(self, batch: Batch) -> None:
         """Count a batch."""
         self.batch_items.observe(batch.items)

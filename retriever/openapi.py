@@ -46,8 +46,8 @@ def _retrieve(modes: Sequence[Mode]) -> Schema:
     body = {
         "type": "object",
         "properties": {
-            "queries": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_QUERIES},
-            "query": {"type": "string", "description": "instead of queries: one"},
+            "queries": {"type": ["array", "null"], "items": {"type": "string"}, "description": f"413 for more than {MAX_QUERIES}"},
+            "query": {"type": ["string", "null"], "description": "instead of queries: one"},
             "topk": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOPK},
             "return_scores": {"type": ["boolean", "null"]},
             "mode": {"enum": [*map(str, modes), None]},
@@ -55,12 +55,15 @@ def _retrieve(modes: Sequence[Mode]) -> Schema:
             "fields": {"type": ["array", "null"], "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_FIELDS},
             "max_chars": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_CHARACTERS},
         },
-        "oneOf": [{"required": ["queries"]}, {"required": ["query"]}],
+        "oneOf": [
+            {"required": ["queries"], "properties": {"queries": {"type": "array"}, "query": {"type": "null"}}},
+            {"required": ["query"], "properties": {"queries": {"type": "null"}, "query": {"type": "string"}}},
+        ],
     }
     document = {"type": "object", "description": "as it is in the corpus: id, contents and more"}
     scored = {"type": "object", "required": ["document", "score"], "properties": {"document": document, "score": {"type": "number"}}}
     hits = {"type": "array", "items": {"anyOf": [scored, document]}}
-    deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": {"type": "integer", "minimum": 0, "maximum": 999_999_999}}
+    deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999}}
     return {
         "operationId": "retrieve",
         "summary": "Documents for queries, best first.",
@@ -83,7 +86,7 @@ def _access() -> Schema:
     body = {
         "type": "object",
         "required": ["urls"],
-        "properties": {"urls": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_URLS}},
+        "properties": {"urls": {"type": "array", "items": {"type": "string"}, "description": f"413 for more than {MAX_URLS}"}},
     }
     pages = _object({"result": {"type": "array", "items": {"type": ["object", "null"]}}})
     return {

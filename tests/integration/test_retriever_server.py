@@ -17,8 +17,11 @@ from agentrl.types import StopReason, Task
 from envs.exact_match import exact_match
 from envs.search import SearchEnv
 from retriever.building.build import build
+from retriever.building.spec import BuildSpec
 from retriever.client import RetrieverClient
 from retriever.encoders.hashed import HashedSettings
+from retriever.index import Index
+from retriever.query import Query
 
 DATA = Path(os.environ.get("AGENTRL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "xquad_en"
 ROWS = [
@@ -249,9 +252,9 @@ def test_a_server_that_dies_fails_the_episode_and_not_its_reward(corpus: Path):
 @needs_data
 @pytest.mark.parametrize("dim", RECALL_AT_3)
 def test_real_questions_find_their_passage(tmp_path: Path, dim: int):
-    index = build(DATA / "corpus.jsonl", tmp_path / "index", settings=HashedSettings(dim=dim))
+    index = Index.open(build(DATA / "corpus.jsonl", tmp_path / "index", BuildSpec(encoder=HashedSettings(dim=dim))))
     asked = questions()
-    hits = index.search([row["question"] for row in asked], 3)
+    hits = index.search([Query(text=row["question"], topk=3) for row in asked])
     ids = [json.loads(document)["id"] for document in index.documents]
     recall = sum(row["positive_passage"] in {ids[hit.row] for hit in some} for row, some in zip(asked, hits, strict=True)) / len(asked)
     print(f"XQuAD top-3 recall at {dim} dimensions: {recall:.3f}")

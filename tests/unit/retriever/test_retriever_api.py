@@ -93,6 +93,8 @@ def test_an_index_with_fewer_documents_than_asked_for_answers_all_it_has():
         ({"queries": ["Oslo"], "topk": MAX_TOPK + 1}, 422, "topk"),
         ({"queries": ["Oslo"], "topk": True}, 422, "topk"),
         ({"queries": ["Oslo"], "topk": 1.5}, 422, "topk"),
+        (b'{"queries": ["Oslo"], "topk": NaN}', 422, "topk"),
+        (b'{"queries": ["Oslo"], "topk": 1e999}', 422, "topk"),
         ({"queries": ["Oslo"], "return_scores": "yes"}, 422, "return_scores must be true or false"),
         ({"queries": ["Oslo"], "rerank": 1}, 422, "rerank must be true or false"),
         ({"queries": ["Oslo"], "rerank": True}, 422, "no reranker"),
