@@ -29,7 +29,8 @@ __all__ = ["DOCUMENTS", "IDS", "OFFSETS", "CorpusRecord", "adopt_corpus", "impor
 
 DOCUMENTS, OFFSETS, IDS = "documents.jsonl", "offsets.npy", "ids.npy"
 
-_ROWS_TOLD = 4096  # between two calls of progress, and between two writes
+_ROWS_TOLD = 4096  # between two calls of progress
+_WRITTEN_BYTES = 4 << 20  # at a time
 _SIGNED_64 = "<i8"
 
 
@@ -160,13 +161,14 @@ class _Lines(_Partial):
     def __init__(self, target: Path) -> None:
         super().__init__(target)
         self.size = 0
+        self._written = 0  # bytes of it that are
         self._sha256 = hashlib.sha256()
         self._waiting: list[bytes] = []
 
     def add(self, line: bytes) -> None:
         self._waiting.append(line)
         self.size += len(line) + 1
-        if len(self._waiting) == _ROWS_TOLD:
+        if self.size - self._written > _WRITTEN_BYTES:
             self._write()
 
     def finish(self) -> str:
@@ -178,6 +180,7 @@ class _Lines(_Partial):
     def _write(self) -> None:
         data = b"".join(line + b"\n" for line in self._waiting)
         self._waiting.clear()
+        self._written = self.size
         self._sha256.update(data)
         self.file.write(data)
 
@@ -193,7 +196,7 @@ class _Offsets(_Partial):
 
     def add(self, start: int) -> None:
         self._waiting.append(start)
-        if len(self._waiting) == _ROWS_TOLD:
+        if len(self._waiting) * self._waiting.itemsize > _WRITTEN_BYTES:
             self._write()
 
     def finish(self, end: int) -> None:

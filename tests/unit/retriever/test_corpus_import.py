@@ -48,6 +48,13 @@ def tar(**files: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def flipped(data: bytes, at: int) -> bytes:
+    """With one byte changed."""
+    altered = bytearray(data)
+    altered[at] ^= 1
+    return bytes(altered)
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     directory = tmp_path / "out"
@@ -142,6 +149,7 @@ def test_text_of_a_table_that_is_not_utf_8_is_an_error_with_its_rows(tmp_path: P
         (gzip.compress(THREE)[:-9], "c: the archive is not whole or damaged"),
         (gzip.compress(THREE) + b"junk", "c: the archive is not whole or damaged"),
         (b"\x1f\x8bnothing", "c: the archive is not whole or damaged"),
+        (flipped(tar(wiki=THREE), -5), "c: the archive is not whole or damaged (CRC check failed"),
         (tar(), "c: an archive without a file"),
         (tar(one=THREE, two=THREE), "c: an archive of more than one file (data/one.jsonl, data/two.jsonl, ...): unpack it"),
         (b"PAR1 and no more", "c: not a Parquet file that can be read"),
