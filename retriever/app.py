@@ -207,7 +207,11 @@ class _Routes:
         return Response(self.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def description(self, request: Request) -> Response:
-        return _json(openapi(self.service.modes, reload=self.reload is not None, token=self.token))
+        try:
+            reranks = self.service.info().get("reranker") is not None
+        except NotReady:
+            reranks = True  # perhaps: it is being opened
+        return _json(openapi(self.service.modes, reranks=reranks, reload=self.reload is not None, token=self.token))
 
     async def reloaded(self, request: Request) -> Response:
         assert self.reload is not None

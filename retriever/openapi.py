@@ -13,16 +13,17 @@ __all__ = ["openapi"]
 Schema = dict[str, Any]
 
 
-def openapi(modes: Sequence[Mode], *, reload: bool, token: bool) -> Schema:
+def openapi(modes: Sequence[Mode], *, reranks: bool, reload: bool, token: bool) -> Schema:
     """The document.
 
     Args:
         modes: that this server's documents can be found by.
+        reranks: whether a request may ask for it.
         reload: whether there is /admin/reload.
         token: whether a bearer token is needed.
     """
     paths: Schema = {
-        "/retrieve": {"post": _retrieve(modes)},
+        "/retrieve": {"post": _retrieve(modes, reranks)},
         "/documents/{id}": {"get": _document()},
         "/access": {"post": _access()},
         "/health": {"get": {**_get("health", "The process lives.", _object({"status": {"const": "ok"}})), "security": []}},
@@ -42,7 +43,7 @@ def openapi(modes: Sequence[Mode], *, reload: bool, token: bool) -> Schema:
     return document
 
 
-def _retrieve(modes: Sequence[Mode]) -> Schema:
+def _retrieve(modes: Sequence[Mode], reranks: bool) -> Schema:
     body = {
         "type": "object",
         "properties": {
@@ -51,7 +52,7 @@ def _retrieve(modes: Sequence[Mode]) -> Schema:
             "topk": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOPK},
             "return_scores": {"type": ["boolean", "null"]},
             "mode": {"enum": [*map(str, modes), None]},
-            "rerank": {"type": ["boolean", "null"], "description": "needs a server with a reranker; 422 otherwise"},
+            "rerank": {"type": ["boolean", "null"]} if reranks else {"enum": [False, None], "description": "this server has no reranker"},
             "fields": {"type": ["array", "null"], "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_FIELDS},
             "max_chars": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_CHARACTERS},
         },

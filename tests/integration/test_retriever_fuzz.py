@@ -80,12 +80,12 @@ def send(index: Index, path: str, bodies: list[bytes], headers: dict[str, str]) 
     return asyncio.run(main())
 
 
-def check(answers: list[httpx.Response], bodies: list[bytes], loads: Any) -> None:
+def check(path: str, answers: list[httpx.Response], bodies: list[bytes], loads: Any) -> None:
     for body, answer in zip(bodies, answers, strict=True):
         assert answer.status_code in (200, 400, 413, 422), body
         if answer.status_code == 200:
             request = loads(body)
-            wanted = request.get("urls", [""]) if request.get("queries") is None else request["queries"]
+            wanted = request["urls"] if path == "/access" else [""] if request.get("queries") is None else request["queries"]
             assert len(loads(answer.content)["result"]) == len(wanted)
         else:
             assert answer.json()["detail"]
@@ -102,19 +102,19 @@ def fuzz(corpus: Path, *, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=slow)
     @given(st.sampled_from(["/retrieve", "/access"]), st.lists(PLAIN, min_size=1, max_size=20))
     def plain(path: str, bodies: list[bytes]) -> None:
-        check(send(index, path, bodies, {}), bodies, json.loads)
+        check(path, send(index, path, bodies, {}), bodies, json.loads)
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=slow)
     @given(st.sampled_from(["/retrieve", "/access"]), st.lists(IN_MSGPACK, min_size=1, max_size=20))
     def in_msgpack(path: str, bodies: list[bytes]) -> None:
-        check(send(index, path, bodies, PACKED), bodies, msgpack.unpackb)
+        check(path, send(index, path, bodies, PACKED), bodies, msgpack.unpackb)
 
     plain()
     in_msgpack()
 
 
 def test_no_body_breaks_the_server(corpus: Path):
-    fuzz(corpus, examples=30)
+    fuzz(corpus, examples=15)
 
 
 @pytest.mark.soak
@@ -122,18 +122,20 @@ def test_no_body_of_thousands_breaks_the_server(corpus: Path):
     fuzz(corpus, examples=3000)
 
 
-def schemathesis(url: str, *, examples: int, phases: str) -> None:
+def schemathesis(url: str, directory: Path, *, examples: int, phases: str) -> None:
     """Runs every check: no 5xx, the documented statuses, media types and schemas, what is forbidden refused."""
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--max-examples", str(examples), "--phases", phases]
-    command += ["--header", "X-Deadline-Ms: 60000"]  # 504 is the right answer to a millisecond
+    config = directory / "schemathesis.toml"
+    config.write_text('[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 504]\n')  # 504: of a millisecond's deadline
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
+    command += ["--max-examples", str(examples), "--phases", phases]
     ran = subprocess.run([*command, "--generation-deterministic", "--no-color"], capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
 
 
-def test_the_openapi_document_is_true(url: str):
-    schemathesis(url, examples=3, phases="examples,coverage,fuzzing")
+def test_the_openapi_document_is_true(url: str, tmp_path: Path):
+    schemathesis(url, tmp_path, examples=1, phases="coverage")
 
 
 @pytest.mark.soak
-def test_the_openapi_document_is_true_of_thousands_of_requests(url: str):
-    schemathesis(url, examples=500, phases="examples,coverage,fuzzing,stateful")
+def test_the_openapi_document_is_true_of_thousands_of_requests(url: str, tmp_path: Path):
+    schemathesis(url, tmp_path, examples=500, phases="examples,coverage,fuzzing,stateful")
