@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 
 from retriever.amounts import size
-from retriever.manifest import BLOCKS, BM25, IDS, OFFSETS, IndexFault, Manifest
+from retriever.manifest import BM25, IDS, OFFSETS, IndexFault, Manifest
 from retriever.searchers.searcher import Memory
+from retriever.searchers.sizes import memory_of
 
 __all__ = ["Footprint", "footprint_of"]
 
@@ -55,20 +56,21 @@ def footprint_of(manifest: Manifest, *, devices: Sequence[str] = ("cpu",), mmap:
     documents = sum(sizes.get(name, 0) for name in (manifest.documents.file, OFFSETS, IDS))
     parts = {"documents": Memory(mapped_bytes=documents, disk_bytes=documents)}
     if manifest.dense is not None:
-        parts["vectors"] = _dense(manifest, sizes, on_cpu=tuple(devices) == ("cpu",), mmap=mmap)
+        parts["vectors"] = _dense(manifest, sizes, devices=devices, mmap=mmap)
     if manifest.bm25 is not None:
         words = sum(bytes for name, bytes in sizes.items() if name.startswith(f"{BM25}/"))
         parts["words"] = Memory(mapped_bytes=words, disk_bytes=words, resident_bytes=4 * manifest.count)
     return Footprint(parts=parts)
 
 
-def _dense(manifest: Manifest, sizes: dict[str, int], *, on_cpu: bool, mmap: bool) -> Memory:
+def _dense(manifest: Manifest, sizes: dict[str, int], *, devices: Sequence[str], mmap: bool) -> Memory:
+    """By the type of index; of one that was adopted, by its file."""
     assert manifest.dense is not None
-    files = sum(sizes[name] for name in manifest.dense.files)
     rescore = sum(sizes[name] for name in manifest.dense.rescore.files) if manifest.dense.rescore else 0
-    if manifest.dense.backend == BLOCKS:
-        return Memory(mapped_bytes=files, disk_bytes=files, device_bytes=0 if on_cpu else files)
-    kept = Memory(mapped_bytes=rescore, disk_bytes=rescore + files)
-    if not on_cpu:
-        return kept + Memory(device_bytes=files)
-    return kept + (Memory(mapped_bytes=files) if mmap else Memory(resident_bytes=files))
+    kept, kind = Memory(mapped_bytes=rescore, disk_bytes=rescore), manifest.spec.get("index")
+    if kind is not None:
+        return kept + memory_of(kind, manifest.count, manifest.dense.dim, dtype=manifest.dense.block_type, mmap=mmap, devices=devices)
+    files = sum(sizes[name] for name in manifest.dense.files)
+    if tuple(devices) != ("cpu",):
+        return kept + Memory(device_bytes=files, disk_bytes=files)
+    return kept + (Memory(mapped_bytes=files, disk_bytes=files) if mmap else Memory(resident_bytes=files, disk_bytes=files))

@@ -117,11 +117,7 @@ class DenseRecord:
     @property
     def block_type(self) -> Literal["float16", "bfloat16"]:
         """The dtype of blocks."""
-        if self.dtype == "bfloat16":
-            return "bfloat16"
-        if self.dtype == "float16":
-            return "float16"
-        raise IndexFault(f"blocks are float16 or bfloat16, the manifest says {self.dtype}: build again")
+        return "bfloat16" if self.dtype == "bfloat16" else "float16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,6 +256,8 @@ def _manifest(plain: Mapping[str, Any]) -> Manifest:
 def _dense(plain: Mapping[str, Any]) -> DenseRecord:
     rescore = plain["rescore"]
     record = DenseRecord(**{**plain, "rescore": None if rescore is None else RescoreRecord(**rescore)})
+    if record.backend == BLOCKS and record.dtype not in ("float16", "bfloat16"):
+        raise ValueError(f"blocks are float16 or bfloat16, got {record.dtype}")
     if record.backend not in ("faiss", BLOCKS) or record.metric not in ("ip", "l2") or not record.files:
         raise ValueError(f"dense is a faiss index or blocks with files, by ip or l2, got {record}")
     return record

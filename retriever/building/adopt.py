@@ -75,7 +75,9 @@ def adopt(vectors: Path, corpus: Path, out: Path, adoption: Adoption, progress: 
         if held is None:
             return same_index(out, corpus, content)
         try:
-            if not (held.directory / MANIFEST).exists():
+            if (held.directory / MANIFEST).exists():
+                same_index(held.directory, corpus, content)
+            else:
                 _adopt(held, vectors, corpus, adoption, content, progress)
             settle(held.directory)
             held.finish()

@@ -145,6 +145,7 @@ def sha256_of(path: Path) -> str:
 def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, told: Callable[[Plan], None] | None) -> None:
     job = check_job(held, corpus, spec.content(), spec.shard_rows)
     if (held.directory / MANIFEST).exists():
+        same_index(held.directory, corpus, spec.content())
         settle(held.directory)
         held.finish()
         return

@@ -43,8 +43,7 @@ SHARD_S = 120.0  # of work that a killed build loses, per device
 FEWEST_ROWS, MOST_ROWS, MOST_SHARDS = 1024, 262_144, 512  # a shard is a mapped file, and files of a process are limited (1,024 by default)
 SPARE = 1.05  # free disk beyond the plan's bytes
 ID_BYTES = 32  # of memory per document while ids are sorted
-# Of BM25's files per byte of text: 8 bytes for each of a passage's distinct words, which are 60 % of its words of 6.3 bytes.
-BM25_BYTES_PER_TEXT_BYTE = 0.8
+WORDS_OF = 2048  # texts of the sample that BM25's size is estimated from
 PROCESS_BYTES = 300 << 20  # Python with onnxruntime or PyTorch, before a model
 
 
@@ -73,7 +72,6 @@ class Sample:
     documents: int  # of the whole corpus
     exact: bool
     line_bytes: float  # of a document as it is served, on average
-    text_bytes: float  # of its contents
     ids_are_rows: bool
 
 
@@ -125,9 +123,7 @@ class Plan:
             what = f"{self.spec.shard_dtype}, the best {self.spec.rescore_depth} are scored by them"
             found.append(Part(name="vectors to rescore", memory=Memory(disk_bytes=self.shard_bytes, mapped_bytes=self.shard_bytes), what=what))
         if self.spec.bm25:
-            words = round(self.documents * self.sample.text_bytes * BM25_BYTES_PER_TEXT_BYTE)
-            sums = 4 * self.documents
-            found.append(Part(name="words", memory=Memory(disk_bytes=words, mapped_bytes=words, resident_bytes=sums), what="BM25"))
+            found.append(Part(name="words", memory=_words(self.sample), what="BM25"))
         return tuple(found)
 
     @property
@@ -157,7 +153,7 @@ class Plan:
         """
         there = _bytes_below(self.out)
         free = shutil.disk_usage(_existing(self.out)).free
-        if (self.disk_bytes * SPARE) - there > free:
+        if self.disk_bytes * SPARE - there > free:
             hint = "--index blocks keeps 2 bytes a number and needs no second copy" if self.spec.index != BLOCKS else "SQ8 keeps 1 byte a number"
             raise IndexFault(
                 f"{self.out.parent} has {size(free)} free, the build needs {size(self.disk_bytes - there)}: {hint}; or use another --out"
@@ -236,8 +232,7 @@ def _sampled_again(directory: Path, imported: CorpusRecord) -> Sample:
 
 
 def _sample(texts: Sequence[str], documents: int, exact: bool, line_bytes: float, ids_are_rows: bool) -> Sample:
-    text_bytes = sum(len(text.encode()) for text in texts) / len(texts)
-    return Sample(texts=texts, documents=documents, exact=exact, line_bytes=line_bytes, text_bytes=text_bytes, ids_are_rows=ids_are_rows)
+    return Sample(texts=texts, documents=documents, exact=exact, line_bytes=line_bytes, ids_are_rows=ids_are_rows)
 
 
 def _probe(spec: BuildSpec, sample: Sample) -> Probe:
@@ -279,12 +274,16 @@ def _vectors(spec: BuildSpec, count: int, dim: int) -> Memory:
 
 
 def _indexing(spec: BuildSpec, count: int, dim: int) -> int:
-    """Memory that making the FAISS index takes. Flat, SQ and blocks are written as they are made."""
-    from retriever.searchers.sizes import memory_of
+    """Memory that making the FAISS index takes."""
+    from retriever.searchers.sizes import building_bytes
 
-    if spec.encoder is None or spec.index in (BLOCKS, "Flat") or spec.index.startswith("SQ"):
-        return 0
-    return memory_of(spec.index, count, dim, dtype=spec.shard_dtype).disk_bytes
+    return 0 if spec.encoder is None or spec.index == BLOCKS else building_bytes(spec.index, count, dim)
+
+
+def _words(sample: Sample) -> Memory:
+    from retriever.searchers.sizes import bm25_memory
+
+    return bm25_memory(sample.documents, sample.texts[:: max(1, len(sample.texts) // WORDS_OF)])
 
 
 def _kind(spec: BuildSpec, dim: int) -> str:

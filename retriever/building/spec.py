@@ -57,12 +57,12 @@ class BuildSpec:
             raise ValueError("Flat is searched exactly: --rescore would change nothing. Leave it out")
         if isinstance(self.encoder, HashedSettings) and (self.runtime.kind, self.runtime.precision) != ("auto", "fp32"):
             raise ValueError("--runtime and --precision are a model's, and the hashed encoder has none: leave them out")
+        if not self.devices:
+            raise ValueError("--device names no device")
         if isinstance(self.encoder, HashedSettings) and set(self.devices) != {"cpu"}:
             raise ValueError(f"the hashed encoder computes on CPUs, not on {', '.join(self.devices)}; --device cpu,cpu takes two processes")
         if self.shard_rows is not None and self.shard_rows < 1:
             raise ValueError(f"--shard-rows must be at least 1, got {self.shard_rows}")
-        if not self.devices:
-            raise ValueError("--device names no device")
 
     @property
     def shard_dtype(self) -> Dtype:

@@ -69,8 +69,9 @@ def _embed_here(embedding: Embedding, shards: Sequence[Shard], device: str, prog
         for shard in shards:
             before = done
 
-            def tell(some: int, before: int = before) -> None:
-                progress("documents embedded", before + some, of)
+            def tell(some: int, before: int = before, rows: int = shard.rows) -> None:
+                if some < rows:  # the last are told once they are marked
+                    progress("documents embedded", before + some, of)
 
             records[shard.number] = embed_shard(encoder, documents, shard, embedding.dtype, tell)
             done += shard.rows
