@@ -280,7 +280,7 @@ class _Tables:
 
             def id_of(row: int) -> str:
                 file.seek(int(starts[row]))
-                return str(json.loads(file.read(int(starts[row + 1] - starts[row])))["id"])
+                return str(json.loads(file.read(int(starts[row + 1] - starts[row])).strip())["id"])
 
             twice = duplicate(table, id_of)
             if twice is not None:
