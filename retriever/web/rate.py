@@ -53,13 +53,20 @@ class RateLimit:
         return len(self._spent)
 
     async def turn(self, *, within_s: float) -> None:
-        """Wait for the turn of one request, and count it.
+        """Wait for the turn of one request, and count it. Cancelled, it is not counted.
 
         Raises:
             QuotaExhausted: the day's requests are spent.
             QueueFull: the turn would come after `within_s`.
         """
-        await asyncio.sleep(self.reserve(within_s=within_s))
+        wait_s = self.reserve(within_s=within_s)
+        counted = self._spent[-1]
+        try:
+            await asyncio.sleep(wait_s)
+        except asyncio.CancelledError:
+            self._spent.remove(counted)
+            self._full_at -= 1 / self.per_second
+            raise
 
     def reserve(self, *, within_s: float) -> float:
         """Count a request; seconds until its turn. Raises as `turn`."""

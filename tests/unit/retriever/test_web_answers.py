@@ -1,5 +1,6 @@
 """Limits of a paid service, and the file of its answers."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,22 @@ def test_no_24_hours_have_more_than_a_days_requests():
     limit.reserve(within_s=1.0)
     with pytest.raises(QuotaExhausted):
         limit.reserve(within_s=1.0)
+
+
+def test_a_turn_that_nobody_waits_for_any_more_is_given_back():
+    limit = RateLimit(per_second=1.0, per_day=2, clock=Clock())
+
+    async def main() -> None:
+        await limit.turn(within_s=10.0)
+        second = asyncio.ensure_future(limit.turn(within_s=10.0))
+        await asyncio.sleep(0)
+        assert limit.spent_today == 2
+        second.cancel()
+        await asyncio.wait([second])
+
+    asyncio.run(main())
+    assert limit.spent_today == 1
+    assert limit.reserve(within_s=10.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("per_second", [0.0, -1.0, float("inf"), float("nan")])

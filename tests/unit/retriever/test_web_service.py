@@ -30,6 +30,7 @@ class Provider:
     def __init__(self, act: Callable[[dict[str, str]], Any], *, delay_s: float = 0.0) -> None:
         self._act, self._delay_s = act, delay_s
         self.requests: list[dict[str, str]] = []
+        self.asked = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -37,6 +38,7 @@ class Provider:
                 head = await reader.readuntil(b"\r\n\r\n")
                 parameters = dict(parse_qsl(urlsplit(head.split(b" ")[1].decode()).query))
                 self.requests.append(parameters)
+                self.asked.set()
                 await asyncio.sleep(self._delay_s)
                 status, body, *headers = self._act(parameters)
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -172,8 +174,7 @@ def test_a_caller_that_leaves_harms_nobody():
     async def call(service: WebService) -> Any:
         first = asyncio.ensure_future(ask("q")(service))
         second = asyncio.ensure_future(ask("q")(service))
-        while not provider.requests:
-            await asyncio.sleep(0)
+        await provider.asked.wait()
         first.cancel()
         return await second
 
