@@ -141,12 +141,18 @@ def _export(source: GraphSource, directory: Path) -> None:
 
 def _quantize(source: GraphSource, exported: Path, directory: Path) -> None:
     """Write the graph with matrices in int8, a scale for each of their columns, and how much it differs on the probes."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise EncoderFault("making an int8 graph needs onnx: pip install 'agentrl[retriever]', or --precision fp32") from error
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    graph = onnx.load(exported / GRAPH)
+    graph.graph.ClearField("value_info")  # shapes that onnxruntime does not bring up to date when it transposes a matrix, and trips over
     large = any(exported.glob("*.data"))  # beyond 2 GB, protobuf's limit, weights lie beside the graph
     with _quiet():
         quantize_dynamic(
-            exported / GRAPH,
+            graph,
             directory / GRAPH,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,

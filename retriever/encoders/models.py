@@ -14,7 +14,7 @@ from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import TOKENIZER, ModelFiles
 from retriever.encoders.settings import Pooling, TransformerSettings
 
-__all__ = ["KNOWN", "Description", "KnownModel", "describe", "examine"]
+__all__ = ["KNOWN", "Description", "KnownModel", "describe", "examine", "token_limit"]
 
 MODULES, SENTENCE_BERT, PROMPTS, TOKENIZER_CONFIG = (
     "modules.json",
@@ -90,7 +90,7 @@ def examine(model: str, told: Mapping[str, Any] | None = None) -> Description:
         _of_card(model),
         {"query_prefix": ("", NOBODY), "document_prefix": ("", NOBODY), "normalize": (True, NOBODY)},
     ]
-    limit, source = _token_limit(files)
+    limit, source = token_limit(files)
     found = {"max_query_tokens": (limit, source), "max_document_tokens": (limit, source)}
     for saying in reversed(said):
         found |= saying
@@ -162,7 +162,7 @@ def _of_card(model: str) -> Said:
     return {name: (getattr(known, name), known.source) for name in names}
 
 
-def _token_limit(files: ModelFiles) -> tuple[int, str]:
+def token_limit(files: ModelFiles) -> tuple[int, str]:
     """The most tokens that the model reads, and what says so."""
     config, tokenizer, sentence_bert = files.config(), files.json(TOKENIZER_CONFIG), files.json(SENTENCE_BERT)
     positions = config.get("max_position_embeddings")

@@ -107,6 +107,11 @@ class Runtime:
             raise EncoderFault(f"threads are those of a CPU; {self.device} has none to set")
 
     @property
+    def info(self) -> dict[str, Any]:
+        """For people and programs."""
+        return {"runtime": self.resolved, "precision": self.precision, "device": self.device, "threads": self.threads}
+
+    @property
     def resolved(self) -> Literal["onnx", "torch"]:
         """What "auto" stands for."""
         if self.kind != "auto":

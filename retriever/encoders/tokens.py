@@ -12,13 +12,15 @@ import numpy.typing as npt
 
 from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import TOKENIZER, ModelFiles
+from retriever.encoders.settings import Runtime
 
-__all__ = ["Chunk", "ChunkLimits", "TextTokenizer", "cut"]
+__all__ = ["Chunk", "ChunkLimits", "TextTokenizer", "chunk_limits", "cut"]
 
 Ids = npt.NDArray[np.int64]
 
 # A text is cut to this many characters per token before it is tokenized, which takes time with its length: no sensible text has longer tokens.
 CHARACTERS_PER_TOKEN = 64
+BYTES_PER_CHARACTER = 4  # at most, in UTF-8: no text has more tokens than bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,10 @@ class Chunk:
     lengths: Ids  # [N]: in tokens
     ids: Ids  # [T]
     types: Ids  # [T]: 1 in the second text of a pair
+
+
+CPU_CHUNK = ChunkLimits(rows=32, tokens=1024)
+GPU_CHUNK = ChunkLimits(rows=4096, tokens=16_384)
 
 
 class TextTokenizer:
@@ -65,10 +71,21 @@ class TextTokenizer:
         return self._chunks([text[: max_tokens * CHARACTERS_PER_TOKEN] for text in texts], limits)
 
     def pair_chunks(self, pairs: Sequence[tuple[str, str]], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
-        """All pairs, each in one chunk. Where one is too long, its second text is cut, and the first only if it leaves no token to the second."""
+        """All pairs, each in one chunk. Where one is too long, its second text is cut; the first, only where it alone takes more than half."""
+        longest, most = max_tokens * CHARACTERS_PER_TOKEN, max(1, max_tokens // 2)
+        firsts = {first: self._shortened(first, most) for first, _ in pairs}
         self._truncate(max_tokens, "only_second")
-        longest = max_tokens * CHARACTERS_PER_TOKEN
-        return self._chunks([(first[:longest], second[:longest]) for first, second in pairs], limits)
+        return self._chunks([(firsts[first], second[:longest]) for first, second in pairs], limits)
+
+    def _shortened(self, text: str, max_tokens: int) -> str:
+        """The text up to that many tokens."""
+        if len(text) * BYTES_PER_CHARACTER <= max_tokens:
+            return text
+        self._tokenizer.no_truncation()
+        self._limit = None
+        text = text[: max_tokens * CHARACTERS_PER_TOKEN]
+        ends = [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets[:max_tokens]]
+        return text[: max(ends, default=0)]
 
     def _chunks(self, texts: Sequence[Any], limits: ChunkLimits) -> Iterator[Chunk]:
         encodings = self._tokenizer.encode_batch_fast(texts)
@@ -85,6 +102,11 @@ class TextTokenizer:
         if self._limit != (max_tokens, strategy):
             self._tokenizer.enable_truncation(max_tokens, strategy=strategy)
             self._limit = (max_tokens, strategy)
+
+
+def chunk_limits(runtime: Runtime) -> ChunkLimits:
+    """How much is computed at a time: on a CPU, what fills its caches; on a GPU, what fills that."""
+    return CPU_CHUNK if runtime.device == "cpu" else GPU_CHUNK
 
 
 def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[Ids]:

@@ -15,14 +15,12 @@ from retriever.encoders.modules import vector_module
 from retriever.encoders.probes import PASSAGES, QUESTIONS
 from retriever.encoders.program import Program, torch_program
 from retriever.encoders.settings import Runtime, TransformerSettings
-from retriever.encoders.tokens import ChunkLimits, TextTokenizer
+from retriever.encoders.tokens import TextTokenizer, chunk_limits
 from retriever.query import Vectors
 
-__all__ = ["TransformerEncoder", "chunk_limits"]
+__all__ = ["TransformerEncoder"]
 
 TEXTS_AT_A_TIME = 1024  # are tokenized and sorted by length together
-CPU_CHUNK = ChunkLimits(rows=16, tokens=4096)
-GPU_CHUNK = ChunkLimits(rows=4096, tokens=16_384)
 SMALLEST_NORM = 1e-12  # a state of zeros stays zeros
 
 
@@ -71,9 +69,7 @@ class TransformerEncoder:
 
     def info(self) -> Mapping[str, Any]:
         """What makes the vectors, and what runs it."""
-        runtime = self.runtime
-        run = {"runtime": runtime.resolved, "precision": runtime.precision, "device": runtime.device, "threads": runtime.threads}
-        return {**self.record, **run, **({"loss": dict(self.loss)} if self.loss else {})}
+        return {**self.record, **self.runtime.info, **({"loss": dict(self.loss)} if self.loss else {})}
 
     def _encode(self, texts: Sequence[str], prefix: str, max_tokens: int, progress: Callable[[int], None] | None = None) -> Vectors:
         vectors = np.zeros((len(texts), self.dim), np.float32)
@@ -97,11 +93,6 @@ class TransformerEncoder:
         norms = np.sqrt(np.einsum("nd,nd->n", pooled, pooled))
         unit: Vectors = pooled / np.maximum(norms, SMALLEST_NORM)[:, None]
         return unit
-
-
-def chunk_limits(runtime: Runtime) -> ChunkLimits:
-    """How much is computed at a time: a few texts of one length on a CPU, whose caches it fills; on a GPU, enough to fill that."""
-    return CPU_CHUNK if runtime.device == "cpu" else GPU_CHUNK
 
 
 def _program(
