@@ -23,7 +23,7 @@ __all__ = ["Row", "Source", "SourceFile"]
 
 _CHUNK_BYTES = 256 << 10  # read at a time; more is slower, as it no longer fits into a core's cache
 # A longer line is no passage, and a file without line breaks (an array of all rows, say) must not be read into memory whole.
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 16 << 20
 _PARQUET_ROWS = 512  # turned into Python objects at a time
 _PARQUET_BUFFER_BYTES = 1 << 20  # of a column, read at a time: without, a group of rows is read whole, often a million of them
 _GZIP, _PARQUET, _ZSTANDARD = b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd"

@@ -173,7 +173,7 @@ def test_a_file_without_line_breaks_is_not_read_whole(tmp_path: Path, out: Path)
     path = tmp_path / "c"
     with path.open("wb") as file:
         file.truncate(source.MAX_LINE_BYTES + (1 << 20))
-    with pytest.raises(CorpusError, match=r"c:1: the line is longer than 67108864 bytes: is this a file of JSON lines\?"):
+    with pytest.raises(CorpusError, match=r"c:1: the line is longer than 16777216 bytes: is this a file of JSON lines\?"):
         import_corpus(path, out)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +174,17 @@ def test_a_negative_length_is_refused():
 def test_whatever_is_cut_is_the_beginning_of_what_was_there(contents: str, ascii: bool, max_chars: int):
     line = json.dumps({"id": 1, "contents": "x" + contents}, ensure_ascii=ascii).encode()
     assert json.loads(rendered(line, fields=None, max_chars=max_chars)) == {"id": 1, "contents": ("x" + contents)[:max_chars]}
+
+
+@pytest.mark.slow
+def test_opening_takes_milliseconds_however_many_documents_there_are(tmp_path: Path):
+    lines = [b'{"id":"%d","contents":""}\n' % row for row in range(500_000)]
+    (tmp_path / "documents.jsonl").write_bytes(b"".join(lines))
+    np.save(tmp_path / "offsets.npy", np.cumsum([0, *map(len, lines)]))
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        with opened(tmp_path) as store:
+            took.append(time.perf_counter() - started)
+            assert store.row_of("499999") == 499_999
+    assert min(took) < 0.05
