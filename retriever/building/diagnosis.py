@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retriever.documents import DocumentStore
-from retriever.encoders.encoder import Encoder, EncoderFault
+from retriever.encoders.encoder import Encoder
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import Pooling, Runtime, TransformerSettings
 from retriever.index import probe_rows
@@ -102,7 +102,8 @@ def _otherwise(texts: Sequence[str], stored: Vectors, settings: object, runtime:
             best, found = least, other
         if best >= SAME:
             break
-    for tokens in TOKENS if best < SAME else ():
+    longest = max(settings.max_document_tokens, settings.max_query_tokens)  # what the model reads at least
+    for tokens in (tokens for tokens in TOKENS if best < SAME and tokens <= longest):
         other = replace(found, max_document_tokens=tokens)
         least = _least(other, texts, stored, runtime)
         if least > best:
@@ -129,10 +130,9 @@ def _others(settings: TransformerSettings) -> Iterator[TransformerSettings]:
 
 
 def _least(settings: TransformerSettings, texts: Sequence[str], stored: Vectors, runtime: Runtime) -> float:
-    try:
-        encoder = open_encoder(settings.record, runtime, table=None)
-    except EncoderFault:  # a length that the model does not read
-        return -1.0
+    if runtime.device == "cpu":
+        runtime = Runtime(kind="torch", threads=runtime.threads)  # ONNX Runtime would need a graph of every pooling
+    encoder = open_encoder(settings.record, runtime, table=None)
     return float(_cosines(encoder.encode_documents(texts), stored).diagonal().min())
 
 
