@@ -128,7 +128,9 @@ def schemathesis(url: str, directory: Path, *, examples: int, phases: str) -> No
     config.write_text('[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 504]\n')  # 504: of a millisecond's deadline
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
     command += ["--max-examples", str(examples), "--phases", phases]
-    ran = subprocess.run([*command, "--generation-deterministic", "--no-color"], capture_output=True, text=True, cwd=ROOT)
+    ran = subprocess.run(
+        [*command, "--generation-deterministic", "--no-color"], capture_output=True, text=True, cwd=directory
+    )  # it keeps failures there
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
 
 
