@@ -55,6 +55,8 @@ def footprint_of(manifest: Manifest, *, devices: Sequence[str] = ("cpu",), mmap:
     sizes = {name: record.bytes for name, record in manifest.files.items()}
     documents = sum(sizes.get(name, 0) for name in (manifest.documents.file, OFFSETS, IDS))
     parts = {"documents": Memory(mapped_bytes=documents, disk_bytes=documents)}
+    if manifest.encoder_bytes:
+        parts["encoder"] = Memory(resident_bytes=manifest.encoder_bytes)
     if manifest.dense is not None:
         parts["vectors"] = _dense(manifest, sizes, devices=devices, mmap=mmap)
     if manifest.bm25 is not None:

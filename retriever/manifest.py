@@ -130,6 +130,7 @@ class Manifest:
     dense: DenseRecord | None
     bm25: Mapping[str, Any] | None
     spec: Mapping[str, Any] = field(default_factory=dict)  # what was asked for: an index of the same is not built again
+    encoder_bytes: int = 0  # of a model's weights, which are resident where it is served
     files: Mapping[str, FileRecord] = field(default_factory=dict)  # by name relative to the directory, or absolute
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
@@ -241,6 +242,7 @@ def _manifest(plain: Mapping[str, Any]) -> Manifest:
         dense=None if dense is None else _dense(dense),
         bm25=plain["bm25"],
         spec=plain["spec"],
+        encoder_bytes=plain["encoder_bytes"],
         files=files,
         versions=plain["versions"],
     )

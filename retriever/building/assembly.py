@@ -18,7 +18,9 @@ from retriever.building.shards import ShardRecord
 from retriever.building.spec import BuildSpec
 from retriever.building.workers import runtime_on
 from retriever.corpus import CorpusRecord
+from retriever.encoders.files import ModelFiles
 from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import TransformerSettings
 from retriever.index import Serving, open_dense, probe, probe_rows
 from retriever.manifest import (
     BLOCKS,
@@ -89,6 +91,7 @@ def assemble(
         dense=dense,
         bm25=words,
         spec=content,
+        encoder_bytes=_weights(spec),
         files=file_records(directory, [documents.file, *names], progress) | kept,
         versions=versions(),
     )
@@ -169,6 +172,13 @@ def _dense(
             raise IndexFault(f"--index {spec.index}: {error}") from error
     rescore = RescoreRecord(dtype=spec.shard_dtype, files=list(_kept(spec, shards)), depth=spec.rescore_depth) if spec.rescore else None
     return DenseRecord(backend="faiss", dim=encoder["dim"], factory=spec.index, files=[VECTORS], rescore=rescore)
+
+
+def _weights(spec: BuildSpec) -> int:
+    """Bytes of a model."""
+    if not isinstance(spec.encoder, TransformerSettings):
+        return 0
+    return sum(path.stat().st_size for path in ModelFiles.locate(spec.encoder.model).weights())
 
 
 def _words(directory: Path, corpus: CorpusRecord, progress: Progress) -> Mapping[str, Any]:

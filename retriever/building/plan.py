@@ -244,6 +244,8 @@ def _probe(spec: BuildSpec, sample: Sample) -> Probe:
     while done < len(texts) and (not done or took < min(PROBE_S, SHARE_OF_WORK * sample.documents * took / done)):
         started = time.perf_counter()
         batch = texts[done : done + some]
+        if isinstance(spec.encoder, HashedSettings):
+            HashedEncoder.fit(spec.encoder, batch)
         encoder.encode_documents(batch)
         took += time.perf_counter() - started
         done += len(batch)

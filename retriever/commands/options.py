@@ -58,7 +58,7 @@ def encoder_of(arguments: argparse.Namespace) -> TransformerSettings | HashedSet
     if kind == HASHED:
         from retriever.encoders.hashed import HashedSettings
 
-        return HashedSettings(**{name: value for name in OF_HASHED if (value := getattr(arguments, name)) is not None})
+        return HashedSettings(**{name: value for name in OF_HASHED if (value := getattr(arguments, name, None)) is not None})
     from retriever.encoders.models import describe
 
     return describe(kind, **{name: getattr(arguments, name) for name in OF_MODELS})
