@@ -3,6 +3,7 @@ import json
 import math
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import islice
 
 import httptools
@@ -47,7 +48,14 @@ class Answers(asyncio.Protocol):
             self._transport.write(answer)
 
 
-def asked_of(answer: Callable[[bytes], bytes | None], asked: Load, *, path: str = "") -> tuple[LoadReport, list[str]]:
+LOOPS = {"asyncio": None}
+with suppress(ImportError):
+    import uvloop
+
+    LOOPS["uvloop"] = uvloop.new_event_loop
+
+
+def asked_of(answer: Callable[[bytes], bytes | None], asked: Load, *, path: str = "", loop: str = "asyncio") -> tuple[LoadReport, list[str]]:
     heads: list[str] = []
 
     async def main() -> LoadReport:
@@ -56,7 +64,8 @@ def asked_of(answer: Callable[[bytes], bytes | None], asked: Load, *, path: str 
             host, port = server.sockets[0].getsockname()
             return await load(f"http://{host}:{port}{path}", ["first", "second"], asked, pid=os.getpid())
 
-    return asyncio.run(main()), heads
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        return runner.run(main()), heads
 
 
 def with_length(body: bytes, status: bytes = OK) -> bytes:
@@ -71,9 +80,10 @@ def hits(body: bytes) -> bytes:
     return json.dumps({"result": [[{"document": {"id": "1"}, "score": 1.0}] for _ in json.loads(body)["queries"]]}).encode()
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("framed", [with_length, chunked])
-def test_requests_follow_one_another_and_are_counted(framed: Callable[[bytes], bytes]):
-    report, heads = asked_of(lambda body: framed(hits(body)), Load(clients=3, per_request=2, **SHORT))
+def test_requests_follow_one_another_and_are_counted(framed: Callable[[bytes], bytes], loop: str):
+    report, heads = asked_of(lambda body: framed(hits(body)), Load(clients=3, per_request=2, **SHORT), loop=loop)
     assert report.errors == {}
     assert report.queries == 2 * report.requests > 20
     assert report.qps == pytest.approx(report.queries / report.seconds)
