@@ -44,6 +44,7 @@ from retriever.api import (
     parse_retrieve,
     retrieve_bytes,
 )
+from retriever.batching import BatcherClosed
 from retriever.local import Reloaded
 from retriever.metrics import CONTENT_TYPE, Metrics
 from retriever.openapi import openapi
@@ -301,10 +302,10 @@ class _Connected:
         self._start.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._left and kind is asyncio.CancelledError:
+        if kind is asyncio.CancelledError:  # by the watcher, or by a server that has waited long enough for its last requests
             assert self._task is not None
             self._task.uncancel()
-            raise _ClientLeft from None
+            raise _ClientLeft if self._left else BatcherClosed from None
 
     def _watch(self) -> None:
         self._watcher = asyncio.ensure_future(self._wait())

@@ -42,8 +42,7 @@ class AnswerCache:
 
     def put(self, query: Query, found: list[Found]) -> None:
         """Keep an answer, at the expense of the oldest."""
-        size = _bytes(query, found)
-        if not self._entries or size > self._max_bytes or query in self._found:
+        if not self._entries or query in self._found or (size := _bytes(query, found)) > self._max_bytes:
             return
         self._found[query] = found
         self.bytes += size
