@@ -17,7 +17,7 @@ from retriever.encoders.modules import scoring_module
 from retriever.encoders.probes import PASSAGES, QUESTIONS
 from retriever.encoders.program import Program, torch_program
 from retriever.encoders.settings import Runtime
-from retriever.encoders.tokens import TextTokenizer, chunk_limits
+from retriever.encoders.tokens import ChunkLimits, TextTokenizer
 
 __all__ = ["CrossEncoder"]
 
@@ -30,10 +30,10 @@ Scores = npt.NDArray[np.float32]  # [N]
 class CrossEncoder:
     """Scores pairs of a question and a document: the model's logit, the higher the better. Used by one thread at a time."""
 
-    def __init__(self, description: Mapping[str, Any], max_tokens: int, runtime: Runtime, tokenizer: TextTokenizer, program: Program) -> None:
+    def __init__(self, description: Mapping[str, Any], max_tokens: int, limits: ChunkLimits, tokenizer: TextTokenizer, program: Program) -> None:
         self._description = description
         self._max_tokens = max_tokens
-        self._limits = chunk_limits(runtime)
+        self._limits = limits
         self._tokenizer = tokenizer
         self._program = program
 
@@ -54,9 +54,10 @@ class CrossEncoder:
             raise EncoderFault(f"max_tokens {max_tokens or limit} is not between {MIN_TOKENS} and what {model} can read: {limit} ({source})")
         tokenizer = TextTokenizer(files, threads=runtime.threads)
         max_tokens, sha256 = max_tokens or limit, files.weights_sha256()
-        program, loss = _program(files, sha256, max_tokens, runtime, tokenizer)
+        layout = Layout.padded(files, runtime.device)
+        program, loss = _program(files, sha256, max_tokens, runtime, layout, tokenizer)
         made_of = {"model": files.model, "weights_sha256": sha256, "max_tokens": max_tokens, **runtime.info}
-        return cls({**made_of, **({"loss": dict(loss)} if loss else {})}, max_tokens, runtime, tokenizer, program)
+        return cls({**made_of, **({"loss": dict(loss)} if loss else {})}, max_tokens, layout.limits, tokenizer, program)
 
     def scores(self, query: str, documents: Sequence[str]) -> Scores:
         """[N], one per document."""
@@ -77,9 +78,8 @@ class CrossEncoder:
 
 
 def _program(
-    files: ModelFiles, sha256: str, max_tokens: int, runtime: Runtime, tokenizer: TextTokenizer
+    files: ModelFiles, sha256: str, max_tokens: int, runtime: Runtime, layout: Layout, tokenizer: TextTokenizer
 ) -> tuple[Program, Mapping[str, float] | None]:
-    layout = Layout.padded(files)
     if runtime.resolved == "torch":
         return torch_program(scoring_module(files), layout, runtime), None
     answered = list(zip(QUESTIONS, PASSAGES, strict=True))
@@ -90,7 +90,7 @@ def _program(
         name="scores",
         layout=layout,
         module=lambda: scoring_module(files),
-        probes=list(tokenizer.pair_chunks([*answered, *besides], max_tokens=max_tokens, limits=chunk_limits(runtime))),
+        probes=list(tokenizer.pair_chunks([*answered, *besides], max_tokens=max_tokens, limits=layout.limits)),
         loss=_difference,
     )
     return onnx_program(source, runtime)

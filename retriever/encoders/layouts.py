@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retriever.encoders.files import ModelFiles
-from retriever.encoders.tokens import Chunk
+from retriever.encoders.tokens import Chunk, ChunkLimits
 
 __all__ = ["AXES", "Layout"]
 
@@ -37,6 +37,13 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+# What is computed at a time. More tokens leave a CPU's caches: passages take a seventh longer by 4,096 tokens. Packed questions cost the same by 16
+# as by 64; padded ones are cut finer, because 16 differ in length by more than larger products gain. A GPU is to be filled.
+PACKED_CHUNK = ChunkLimits(rows=32, tokens=1024)
+PADDED_CHUNK = ChunkLimits(rows=8, tokens=1024)
+GPU_CHUNK = ChunkLimits(rows=4096, tokens=16_384)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """Chunks to the arrays that a module takes, in its order.
@@ -44,24 +51,27 @@ class Layout:
     Args:
         pad_id: the token of padding.
         first_position: the number of a text's first position.
+        limits: of a chunk.
     """
 
     kind: Literal["padded", "packed"]
     pad_id: int = 0
     first_position: int = 0
+    limits: ChunkLimits = PADDED_CHUNK
 
     @classmethod
-    def padded(cls, files: ModelFiles) -> Layout:
+    def padded(cls, files: ModelFiles, device: str) -> Layout:
         """That every model takes."""
-        return cls(kind="padded", pad_id=_pad_id(files))
+        return cls(kind="padded", pad_id=_pad_id(files), limits=PADDED_CHUNK if device == "cpu" else GPU_CHUNK)
 
     @classmethod
     def fastest(cls, files: ModelFiles, device: str) -> Layout:
         """Packed where the model is known to allow it, on CPUs: on a GPU, rows of similar length fill it as they are."""
         first = FIRST_POSITION.get(str(files.config().get("model_type")))
         if first is None or device != "cpu":
-            return cls.padded(files)
-        return cls(kind="packed", first_position=_pad_id(files) + 1 if first == "after padding" else 0)
+            return cls.padded(files, device)
+        first_position = _pad_id(files) + 1 if first == "after padding" else 0
+        return cls(kind="packed", first_position=first_position, limits=PACKED_CHUNK)
 
     def arrays(self, chunk: Chunk) -> Mapping[str, Ids]:
         """By name, in the order of `AXES`."""

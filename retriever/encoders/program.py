@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.layouts import Layout
 from retriever.encoders.settings import Runtime
 from retriever.encoders.tokens import Chunk
@@ -21,13 +22,20 @@ Program = Callable[[Chunk], npt.NDArray[np.float32]]  # a chunk of N texts -> [N
 
 
 def torch_program(module: torch.nn.Module, layout: Layout, runtime: Runtime) -> Program:
-    """Computes chunks by a module of `modules`. Sets PyTorch's threads for the whole process."""
+    """Computes chunks by a module of `modules`. Sets PyTorch's threads for the whole process.
+
+    Raises:
+        EncoderFault: the device is not there, or has not the memory.
+    """
     import torch
 
     if runtime.device == "cpu":
         torch.set_num_threads(runtime.threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[runtime.precision]
-    on_device = module.to(device=runtime.device, dtype=dtype)
+    try:
+        on_device = module.to(device=runtime.device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without CUDA
+        raise EncoderFault(f"the model cannot be brought to --device {runtime.device}: {str(error).splitlines()[0]}") from error
 
     def program(chunk: Chunk) -> npt.NDArray[np.float32]:
         with torch.inference_mode():

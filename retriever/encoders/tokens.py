@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import TOKENIZER, ModelFiles
-from retriever.encoders.settings import Runtime
 
-__all__ = ["Chunk", "ChunkLimits", "TextTokenizer", "chunk_limits", "cut"]
+__all__ = ["Chunk", "ChunkLimits", "TextTokenizer", "cut"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -39,10 +38,6 @@ class Chunk:
     lengths: Ids  # [N]: in tokens
     ids: Ids  # [T]
     types: Ids  # [T]: 1 in the second text of a pair
-
-
-CPU_CHUNK = ChunkLimits(rows=32, tokens=1024)
-GPU_CHUNK = ChunkLimits(rows=4096, tokens=16_384)
 
 
 class TextTokenizer:
@@ -102,11 +97,6 @@ class TextTokenizer:
         if self._limit != (max_tokens, strategy):
             self._tokenizer.enable_truncation(max_tokens, strategy=strategy)
             self._limit = (max_tokens, strategy)
-
-
-def chunk_limits(runtime: Runtime) -> ChunkLimits:
-    """How much is computed at a time: on a CPU, what fills its caches; on a GPU, what fills that."""
-    return CPU_CHUNK if runtime.device == "cpu" else GPU_CHUNK
 
 
 def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[Ids]:

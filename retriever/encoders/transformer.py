@@ -15,7 +15,7 @@ from retriever.encoders.modules import vector_module
 from retriever.encoders.probes import PASSAGES, QUESTIONS
 from retriever.encoders.program import Program, torch_program
 from retriever.encoders.settings import Runtime, TransformerSettings
-from retriever.encoders.tokens import TextTokenizer, chunk_limits
+from retriever.encoders.tokens import ChunkLimits, TextTokenizer
 from retriever.query import Vectors
 
 __all__ = ["TransformerEncoder"]
@@ -28,12 +28,19 @@ class TransformerEncoder:
     """Encodes texts by a program that computes chunks of them. `loss` is what int8 costs, measured."""
 
     def __init__(
-        self, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer, program: Program, loss: Mapping[str, float] | None = None
+        self,
+        settings: TransformerSettings,
+        runtime: Runtime,
+        tokenizer: TextTokenizer,
+        limits: ChunkLimits,
+        program: Program,
+        loss: Mapping[str, float] | None = None,
     ) -> None:
         self.settings = settings
         self.runtime = runtime
         self.loss = loss
         self._tokenizer = tokenizer
+        self._limits = limits
         self._program = program
 
     @classmethod
@@ -46,8 +53,9 @@ class TransformerEncoder:
         files = ModelFiles.locate(settings.model)
         _check_weights(files, settings)
         tokenizer = TextTokenizer(files, threads=runtime.threads)
-        program, loss = _program(files, settings, runtime, tokenizer)
-        return cls(settings, runtime, tokenizer, program, loss)
+        layout = Layout.fastest(files, runtime.device)
+        program, loss = _program(files, settings, runtime, layout, tokenizer)
+        return cls(settings, runtime, tokenizer, layout.limits, program, loss)
 
     @property
     def dim(self) -> int:
@@ -78,7 +86,7 @@ class TransformerEncoder:
         for start in range(0, len(spoken), TEXTS_AT_A_TIME):
             places = spoken[start : start + TEXTS_AT_A_TIME]
             prefixed = [prefix + texts[place] for place in places]
-            for chunk in self._tokenizer.chunks(prefixed, max_tokens=max_tokens, limits=chunk_limits(self.runtime)):
+            for chunk in self._tokenizer.chunks(prefixed, max_tokens=max_tokens, limits=self._limits):
                 vectors[places[chunk.places]] = self._vectors(self._program(chunk))
                 done += len(chunk.places)
                 if progress is not None:
@@ -96,12 +104,11 @@ class TransformerEncoder:
 
 
 def _program(
-    files: ModelFiles, settings: TransformerSettings, runtime: Runtime, tokenizer: TextTokenizer
+    files: ModelFiles, settings: TransformerSettings, runtime: Runtime, layout: Layout, tokenizer: TextTokenizer
 ) -> tuple[Program, Mapping[str, float] | None]:
-    layout = Layout.fastest(files, runtime.device)
     if runtime.resolved == "torch":
         return torch_program(vector_module(files, settings.pooling, layout), layout, runtime), None
-    limit, limits = min(settings.max_query_tokens, settings.max_document_tokens), chunk_limits(runtime)
+    limit = min(settings.max_query_tokens, settings.max_document_tokens)
     texts = [*QUESTIONS, *PASSAGES, " ".join(PASSAGES)]
     source = GraphSource(
         files=files,
@@ -109,7 +116,7 @@ def _program(
         name=f"{settings.pooling} vectors",
         layout=layout,
         module=lambda: vector_module(files, settings.pooling, layout),
-        probes=list(tokenizer.chunks(texts, max_tokens=limit, limits=limits)),
+        probes=list(tokenizer.chunks(texts, max_tokens=limit, limits=layout.limits)),
         loss=_cosines,
     )
     return onnx_program(source, runtime)

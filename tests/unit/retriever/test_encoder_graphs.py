@@ -38,7 +38,7 @@ class Sums(torch.nn.Module):
 def source(directory: Path, module: object) -> GraphSource:
     (directory / "config.json").write_text(json.dumps({"model_type": "sums"}))
     files = ModelFiles(model="sums", directory=directory)
-    layout = Layout.padded(files)
+    layout = Layout.padded(files, "cpu")
     return GraphSource(files=files, weights_sha256="0", name="sums", layout=layout, module=module, probes=PROBES, loss=lambda a, b: {})
 
 

@@ -172,6 +172,14 @@ def test_other_weights_are_refused(tmp_path: Path):
         open_encoder(record, TORCH, table=None)
 
 
+@pytest.mark.slow
+def test_a_device_that_is_not_there_is_told(tmp_path: Path):
+    if torch.cuda.is_available():
+        pytest.skip("the device is there")
+    with pytest.raises(EncoderFault, match="cannot be brought to --device cuda:0: "):
+        open_encoder(describe(str(tiny(tmp_path / "m"))).record, Runtime(device="cuda:0"), table=None)
+
+
 def test_a_hashed_encoder_opens_from_its_record_and_table(tmp_path: Path):
     made = HashedEncoder.fit(HashedSettings(dim=64), TEXTS)
     np.save(tmp_path / "idf.npy", made.table, allow_pickle=False)
