@@ -203,7 +203,7 @@ def _rankings(search: Search, questions: Sequence[Question], arm: Arm, depth: in
         some = questions[start : start + QUESTIONS_AT_A_TIME]
         found = search([Query(text=question.text, topk=depth, mode=arm.mode, rerank=arm.rerank) for question in some])
         rankings += [[hit.row for hit in hits] for hits in found]
-        progress(f"asked ({arm})", len(rankings), len(questions))
+        progress(f"questions asked, {arm}", len(rankings), len(questions))
     return rankings
 
 

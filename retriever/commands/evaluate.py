@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from retriever.ranking import Gain
+from retriever.commands.progress import shown
 
 if TYPE_CHECKING:
     from retriever.evaluation import Arm, Judged
@@ -37,7 +36,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     judge.add_argument("--answers", action="store_true", help="relevant is what contains one of a question's `golden_answers`")
     command.add_argument("--modes", type=_modes, metavar="MODE,MODE", help="of dense, bm25, hybrid; by default all that the index has")
     command.add_argument("--topk", type=_cutoffs, default=TOPK, metavar="K,K", help="cut-offs of recall (1,3,5)")
-    command.add_argument("--gain", choices=get_args(Gain), help="of a grade in nDCG: 2^grade - 1 (exponential, the default), or the grade itself")
+    command.add_argument(
+        "--gain", choices=("exponential", "linear"), help="of a grade in nDCG: 2^grade - 1 (exponential, the default), or the grade itself"
+    )
     command.add_argument("--allow-missing", action="store_true", help="relevant ids that the index does not have count as never found")
     command.add_argument("--reranker", metavar="MODEL", help="a cross-encoder: every mode is measured with it as well")
     command.add_argument("--runtime", choices=("auto", "onnx", "torch"), default="auto", help="what runs the encoder (auto)")
@@ -69,16 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     questions = read_questions(arguments.questions)[: arguments.limit]
     index = _open(arguments)
     try:
-        evaluation = evaluate(
-            index.search,
-            _judged(arguments, questions, index),
-            _arms(arguments, index.modes),
-            documents=len(index),
-            topk=arguments.topk,
-            gain=arguments.gain or "exponential",
-            seed=arguments.seed,
-            progress=_report,
-        )
+        judged, arms = _judged(arguments, questions, index), _arms(arguments, index.modes)
+        with shown() as progress:
+            evaluation = evaluate(
+                index.search,
+                judged,
+                arms,
+                documents=len(index),
+                topk=arguments.topk,
+                gain=arguments.gain or "exponential",
+                seed=arguments.seed,
+                progress=progress,
+            )
         told = {"index": str(arguments.directory), "identity": index.identity, "questions_file": str(arguments.questions), **evaluation.record()}
         print(json.dumps(told, indent=2) if arguments.json else evaluation.render())
     finally:
@@ -117,10 +120,6 @@ def _arms(arguments: argparse.Namespace, there: Sequence[Mode]) -> list[Arm]:
     if lacking:
         raise ValueError(f"this index is not searched by {', '.join(lacking)}: it has {', '.join(mode.value for mode in there)}")
     return [Arm(mode=mode, rerank=rerank) for rerank in ((False, True) if arguments.reranker else (False,)) for mode in modes]
-
-
-def _report(what: str, done: int, of: int) -> None:
-    print(f"\r{what} {done} of {of} questions", end="\n" if done == of else "", file=sys.stderr, flush=True)
 
 
 def _modes(text: str) -> list[str]:
