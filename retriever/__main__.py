@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from retriever.searchers.searcher import SearcherError
 
     try:
-        return commands[arguments.command].run(arguments)
+        code: int = commands[arguments.command].run(arguments)
+        return code
     except (CorpusError, DocumentsFault, IndexFault, SearcherError, OSError, ValueError) as error:
         print(f"retriever: {error}", file=sys.stderr)
         return USAGE_ERROR

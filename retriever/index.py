@@ -115,13 +115,18 @@ class Index:
     def open(cls, directory: Path, serving: Serving | None = None, progress: Progress = silent) -> Index:
         """The index of a directory.
 
+        Args:
+            progress: told first, as work of no size, what it takes.
+
         Raises:
             IndexFault: it is none, was altered, was made by an encoder that works differently, or cannot be served in this way.
         """
         serving = serving or Serving()
         manifest = Manifest.read(directory)
         _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
-        footprint_of(manifest, devices=serving.devices, mmap=serving.mmap).check(directory)
+        footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap)
+        progress(f"{directory} {footprint.render()}", 0, 0)
+        footprint.check(directory)
         manifest.check_files(directory)
         try:
             index = _opened(directory, manifest, serving, progress)

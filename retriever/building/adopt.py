@@ -8,7 +8,7 @@ some thousands at a time, into row shards: blocks of 16 bit, or any other FAISS 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from retriever.building.assembly import assemble, settle
 from retriever.building.build import Job, check_job, same_index
 from retriever.building.contents import open_documents
 from retriever.building.diagnosis import diagnose
+from retriever.building.plan import Plan, plan_of
 from retriever.building.shards import ShardRecord, finished, shards_of, write_marked
 from retriever.building.spec import BuildSpec, encoder_record
 from retriever.building.workers import runtime_on
@@ -58,8 +59,19 @@ class Adoption:
         return {**self.spec.content(), **kept, "adopted": {"bytes": vectors.stat().st_size, "sample": sample_of(vectors)}}
 
 
-def adopt(vectors: Path, corpus: Path, out: Path, adoption: Adoption, progress: Progress = silent) -> Path:
+def adopt(
+    vectors: Path,
+    corpus: Path,
+    out: Path,
+    adoption: Adoption,
+    progress: Progress = silent,
+    *,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> Path:
     """Make the directory `out` of a FAISS file and a corpus, as `build` would have. Returns `out`.
+
+    Args:
+        told: of what it takes, where vectors are converted, before anything long starts.
 
     Raises:
         CorpusError: a row of the corpus is wrong.
@@ -78,6 +90,10 @@ def adopt(vectors: Path, corpus: Path, out: Path, adoption: Adoption, progress: 
             if (held.directory / MANIFEST).exists():
                 same_index(held.directory, corpus, content)
             else:
+                if not adoption.keep:
+                    plan = plan_of(corpus, held.directory, adoption.spec, probing=False)
+                    told(plan)
+                    plan.check()
                 _adopt(held, vectors, corpus, adoption, content, progress)
             settle(held.directory)
             held.finish()

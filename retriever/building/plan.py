@@ -183,17 +183,18 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_of(corpus: Path, directory: Path, spec: BuildSpec, imported: CorpusRecord | None = None) -> Plan:
+def plan_of(corpus: Path, directory: Path, spec: BuildSpec, imported: CorpusRecord | None = None, *, probing: bool = True) -> Plan:
     """The plan of a build into `directory`: some documents are read, and the encoder is tried on them.
 
     Args:
         imported: the corpus, where an earlier run imported it into `directory`.
+        probing: try the encoder; nothing is embedded otherwise.
 
     Raises:
         CorpusError, EncoderFault: what the build would end with.
     """
     sample = _sampled(corpus) if imported is None else _sampled_again(directory, imported)
-    if spec.encoder is None:
+    if spec.encoder is None or not probing:
         return Plan(corpus=corpus, out=directory, spec=spec, sample=sample, probe=None)
     before = psutil.Process().memory_info().rss
     probe = _probe(spec, sample)

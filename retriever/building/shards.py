@@ -100,7 +100,7 @@ def write_marked(shard: Shard, vectors: Vectors, dtype: VectorType) -> ShardReco
     Raises:
         IndexFault: the type cannot hold them.
     """
-    partial = shard.path.with_suffix(".partial")
+    partial = shard.path.with_suffix(f".{os.getpid()}.partial")  # a process that a killed build left behind may be writing the same
     try:
         write_shard(partial, vectors, dtype)
     except SearcherError as error:

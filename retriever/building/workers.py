@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -162,4 +162,5 @@ def _work(connection: Connection, embedding: Embedding, device: str) -> None:
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass  # the build ended
     except (IndexFault, ValueError, OSError, RuntimeError) as error:  # RuntimeError: PyTorch's, of memory or a device that is not there
-        connection.send(("failed", f"embedding on {device}: {error}"))
+        with suppress(BrokenPipeError):
+            connection.send(("failed", f"embedding on {device}: {error}"))

@@ -101,7 +101,7 @@ def workshop(out: Path, *, wait: bool = False) -> Iterator[Workshop | None]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that is either there with all of its bytes, on the disk, or not there."""
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         file.write(data)
         file.flush()

@@ -33,7 +33,10 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Adopt."""
     from retriever.building.adopt import Adoption, adopt
+    from retriever.building.plan import Plan
     from retriever.building.spec import BuildSpec
+    from retriever.footprint import footprint_of
+    from retriever.manifest import Manifest
 
     spec = BuildSpec(
         encoder=encoder_of(arguments),
@@ -45,11 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
         runtime=runtime_of(arguments),
     )
     adoption = Adoption(spec=spec, keep=arguments.index is None)
+
+    def told(plan: Plan) -> None:
+        print(plan.render(), file=sys.stderr, flush=True)
+
     try:
         with shown() as progress:
-            adopt(arguments.faiss, arguments.corpus, arguments.out, adoption, progress)
+            adopt(arguments.faiss, arguments.corpus, arguments.out, adoption, progress, told=told)
     except KeyboardInterrupt:
         print("retriever: stopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         return STOPPED
-    print(f"{arguments.out}: built")
+    print(f"{arguments.out}: built; to be served it {footprint_of(Manifest.read(arguments.out)).render()}")
     return 0

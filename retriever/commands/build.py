@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from retriever.building.plan import Plan
     from retriever.building.spec import BuildSpec
 
-__all__ = ["add", "run", "spec_of"]
+__all__ = ["STOPPED", "add", "run", "spec_of"]
 
 DEFAULT_ENCODER = "intfloat/e5-base-v2"  # what Search-R1's wiki-18 index was made with
 STOPPED = 130  # as a shell reports SIGINT
@@ -39,6 +39,8 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; the directory that is there already is checked to be of the same."""
     from retriever.building.build import build, planned
+    from retriever.footprint import footprint_of
+    from retriever.manifest import Manifest
 
     spec = spec_of(arguments)
     if arguments.plan:
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("retriever: stopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         return STOPPED
-    print(f"{arguments.out}: built")
+    print(f"{arguments.out}: built; to be served it {footprint_of(Manifest.read(arguments.out)).render()}")
     return 0
 
 

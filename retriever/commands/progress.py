@@ -65,6 +65,9 @@ class Lines:
 
     def __call__(self, what: str, done: int, of: int) -> None:
         now = self._clock()
+        if not of:  # no work, but something to know
+            print(what, file=self._stream, flush=True)
+            return
         if what not in self._began:
             self._began[what], self._last_s = (now, done), now
         if done >= of and (what, of) not in self._ended:
@@ -82,6 +85,9 @@ class _Bars:
 
     def __call__(self, what: str, done: int, of: int) -> None:
         now = time.monotonic()
+        if not of:
+            self._bars.console.print(what, markup=False, highlight=False)
+            return
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=of, completed=done, rate=""), now, done
         task, began_s, before = self._tasks[what]
