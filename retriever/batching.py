@@ -18,6 +18,7 @@ do not share one core.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -30,6 +31,9 @@ from typing import Generic, Self, TypeVar
 from retriever.query import Refused
 
 __all__ = ["Batch", "Batcher", "BatcherClosed", "BatcherError", "DeadlinePassed", "QueueFull"]
+
+LONGEST_RETRY_S = 60
+SMOOTHING = 0.1  # of the time that an item takes: about the last 10 batches count
 
 Item = TypeVar("Item", bound=Hashable)
 Prepared = TypeVar("Prepared")
@@ -106,6 +110,7 @@ class Batcher(Generic[Item, Prepared, Result]):
         self._queue: OrderedDict[Item, _Job[Item, Result]] = OrderedDict()
         self._working: dict[Item, _Job[Item, Result]] = {}
         self._closed = True
+        self._item_s = 0.0  # lately
         self.merged = 0  # items that joined an equal one
         self.dropped = 0  # items whose last waiting request left or ran out of time before their turn
 
@@ -178,7 +183,7 @@ class Batcher(Generic[Item, Prepared, Result]):
             for item in items:
                 fresh += item not in self._queue and item not in self._working
             if self._queue and len(self._queue) + fresh > self._max_waiting:
-                raise QueueFull(len(self._queue))
+                raise QueueFull(len(self._queue), self.retry_after_s)
             for item in items:
                 job = self._queue.get(item) or self._working.get(item)
                 if job is None:
@@ -187,6 +192,11 @@ class Batcher(Generic[Item, Prepared, Result]):
                     self.merged += 1
                 job.join(request, now + deadline_s)
             self._changed.notify()
+
+    @property
+    def retry_after_s(self) -> int:
+        """Until half of the queue is done, at the speed of the latest batches."""
+        return min(max(math.ceil(len(self._queue) * self._item_s / 2), 1), LONGEST_RETRY_S)
 
     def _leave(self, request: _Request[Item, Result]) -> None:
         """What only this request waited for need not be done."""
@@ -271,6 +281,8 @@ class Batcher(Generic[Item, Prepared, Result]):
             for job, result in zip(jobs, results, strict=True):
                 del self._working[job.item]
                 job.succeed(result)
+        latest = (batch.prepare_s + batch.work_s) / batch.items
+        self._item_s = latest if not self._item_s else self._item_s + SMOOTHING * (latest - self._item_s)
         self._observe(batch)
 
     def _fail(self, jobs: list[_Job[Item, Result]], error: BaseException) -> None:

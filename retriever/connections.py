@@ -20,10 +20,14 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of a body that nobody reads, because its request has been refused
 
 
-def bounded_protocol() -> type[asyncio.Protocol]:
-    """uvicorn's protocol with these bounds: on httptools where it is installed, three times as fast as h11."""
+def bounded_protocol(*, httptools: bool | None = None) -> type[asyncio.Protocol]:
+    """uvicorn's protocol with these bounds.
+
+    Args:
+        httptools: read requests by it: three times as fast as by h11. None: where it is installed.
+    """
     parent: type[Any] = H11Protocol
-    if importlib.util.find_spec("httptools") is not None:
+    if importlib.util.find_spec("httptools") is not None if httptools is None else httptools:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         parent = HttpToolsProtocol

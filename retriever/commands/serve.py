@@ -28,7 +28,7 @@ GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much fo
 # Flags that say what an index is to be: of use only where a corpus file is served.
 OF_A_CORPUS = ("cache", "encoder", *OF_MODELS, *OF_HASHED, "index", "bm25")
 OF_AN_INDEX = ("mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic")
-OF_ITS_QUEUE = ("max_batch", "max_waiting", "cache_entries")
+OF_ITS_QUEUE = ("overlap", "max_batch", "max_waiting", "cache_entries")
 OF_THE_WEB = ("provider", "per_second", "per_day", "provider_url")
 
 
@@ -89,7 +89,7 @@ def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
     elif not arguments.path.exists():
         raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
     serving, metrics = _serving(arguments), Metrics()
-    overlap = serving.devices != ("cpu",) or serving.runtime.threads > 1
+    overlap = serving.devices != ("cpu",) or serving.runtime.threads > 1 if arguments.overlap is None else arguments.overlap
     opens = partial(_open, arguments.path, None if arguments.path.is_dir() else _spec(arguments), arguments.cache, serving)
     service = LocalService(opens, limits=_limits(arguments, serving), overlap=overlap, metrics=metrics, report=_Told())
     options = {"topk": arguments.topk, "token": token, "deadline_s": arguments.deadline_s}
@@ -222,6 +222,11 @@ def _add_index(command: argparse.ArgumentParser) -> None:
     index.add_argument("--reranker", metavar="MODEL", help="a cross-encoder, for requests that ask to rerank")
     index.add_argument("--parameters", metavar="NAME=VALUE,...", help="of the search in a FAISS index, e.g. efSearch=128 or nprobe=64")
     index.add_argument("--no-mmap", action="store_true", default=None, help="read a FAISS index into memory at the start")
+    index.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="encode a batch while the one before is searched for (with a GPU, or with several --threads)",
+    )
     index.add_argument("--max-batch", type=_positive, metavar="N", help="queries computed together (64; 256 with a GPU)")
     index.add_argument(
         "--deterministic", action="store_true", default=None, help="compute query by query, so that scores do not depend on what else is asked"

@@ -293,3 +293,19 @@ def test_an_item_whose_deadline_passed_is_not_worked_on():
         assert batcher.dropped == 1
 
     assert with_batcher(play).batches == [[2]]
+
+
+def test_a_refused_request_is_told_to_come_again_when_half_of_the_queue_is_done():
+    async def play(batcher: Doubler, gate: Gate) -> None:
+        assert batcher.retry_after_s == 1  # nothing is known yet
+        batcher._item_s = 0.5
+        async with asyncio.TaskGroup() as group:
+            await hold(batcher, gate, group)
+            await queued(batcher, group, list(range(1, 13)))
+            assert batcher.retry_after_s == 3
+            with pytest.raises(QueueFull) as refused:
+                await batcher.submit([20], deadline_s=FOREVER_S)
+            assert refused.value.retry_after_s == 3
+            gate.open.set()
+
+    with_batcher(play, max_waiting=12)
