@@ -16,6 +16,7 @@ from retriever.index import Index, Serving
 from retriever.manifest import IndexFault
 from retriever.query import Hit, Mode, Query
 from retriever.searchers.faiss_index import FaissSearcher
+from retriever.searchers.searcher import Memory
 
 ROWS = [{"id": str(i), "contents": f'"{name}"\n{name} is the capital of {land} .'} for i, (name, land) in enumerate(
     [("Oslo", "Norway"), ("Rome", "Italy"), ("Paris", "France"), ("Berlin", "Germany"), ("Madrid", "Spain")]
@@ -94,7 +95,7 @@ def test_rows_that_faiss_reports_as_missing_are_dropped():
     assert index.encoder is not None
     short = Short(SMALL.dim)
     short.add(index.encoder.encode_documents(["a b", "c d"]))
-    index = Index(documents=index.documents, manifest=index.manifest, encoder=index.encoder, dense=FaissSearcher(short))
+    index = Index(documents=index.documents, manifest=index.manifest, encoder=index.encoder, dense=FaissSearcher(short, memory=Memory()))
     assert [hit.row for hit in index.search(asked("c", topk=2))[0]] == [1]
 
 
