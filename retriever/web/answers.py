@@ -51,6 +51,7 @@ class Answers:
         self._places: dict[_Key, int] = {}  # of lines in the file
         self._by_url: OrderedDict[str, Result] = OrderedDict()
         self._request_times: list[float] = []
+        self.write_error = ""  # why the file is no longer written to
         self._file = None if file is None else _opened(file)
         if self._file is not None:
             self._read(self._file)
@@ -73,10 +74,14 @@ class Answers:
         """Keep an answer, which took so many requests."""
         key, answer = (query, results_asked), _Answer(at=self._clock(), requests=requests, results=results)
         self._remember(key, answer)
-        if self._file is not None:
+        if self._file is not None and not self.write_error:
             end = os.lseek(self._file, 0, os.SEEK_END)
-            os.write(self._file, _written(key, answer))
-            self._places[key] = end
+            try:
+                _write(self._file, _written(key, answer))
+            except OSError as error:  # a full disk, say: what was paid for is answered all the same
+                self.write_error = f"answers are kept in memory only: {error}"
+            else:
+                self._places[key] = end
 
     def of_url(self, url: str) -> Result | None:
         """The result with this URL, of the answers in memory."""
@@ -130,7 +135,8 @@ class Answers:
         end = 0
         for key, line in kept:
             self._places[key] = end
-            end += os.write(file, line)
+            _write(file, line)
+            end += len(line)
 
 
 _Key = tuple[str, int]
@@ -156,6 +162,11 @@ def _opened(path: Path) -> int:
     if size and os.pread(file, 1, size - 1) != b"\n":
         os.write(file, b"\n")  # ends the line that a crash cut off
     return file
+
+
+def _write(file: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(file, line) :]
 
 
 def _lines(file: int) -> Iterator[tuple[int, bytes]]:

@@ -146,6 +146,7 @@ class WebService:
             "cached": len(self._answers),
             "expiry_s": self._answers.expiry_s,
             **self._counts,
+            **({"cache_error": self._answers.write_error} if self._answers.write_error else {}),
         }
 
     async def __aenter__(self) -> Self:

@@ -1,13 +1,17 @@
 """Limits of a paid service, and the file of its answers."""
 
 import asyncio
+import resource
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from retriever.batching import QueueFull
 from retriever.web.answers import Answers
-from retriever.web.providers import QuotaExhausted, Result
+from retriever.web.providers import GoogleCse, QuotaExhausted, Result, SerpApi
 from retriever.web.rate import RateLimit
 
 DAY_S = 24 * 60 * 60
@@ -152,3 +156,41 @@ def test_a_file_belongs_to_one_process_at_a_time(tmp_path: Path):
 def test_an_answer_is_private_to_its_owner(tmp_path: Path):
     Answers(tmp_path / "a.jsonl").close()
     assert (tmp_path / "a.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_disk_that_is_full_costs_no_answer(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Answers(tmp_path / "a.jsonl") as answers:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
+        try:
+            for name in ("a", "b", "c"):
+                answers.put(name, 10, (result(name),), requests=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [answers.get(name, 10) for name in ("a", "b", "c")] == [(result(name),) for name in ("a", "b", "c")]
+        assert "kept in memory only: [Errno 27] File too large" in answers.write_error
+    with Answers(tmp_path / "a.jsonl") as answers:
+        assert answers.get("a", 10) == (result("a"),)
+        assert answers.get("b", 10) is None
+
+
+JSON = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(),
+    lambda below: (
+        strategies.lists(below, max_size=4)
+        | strategies.dictionaries(strategies.sampled_from(["title", "link", "snippet", "answer", "message", "error", "x"]), below, max_size=4)
+    ),
+    max_leaves=12,
+)
+ANSWERS = strategies.dictionaries(strategies.sampled_from(["organic_results", "items", "answer_box", "error", "search_metadata"]), JSON)
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(answer=ANSWERS, anything=JSON)
+def test_whatever_a_service_answers_becomes_results_or_is_refused(answer: dict[str, Any], anything: Any):
+    for provider in (SerpApi({"SERPAPI_KEY": "k"}, None), GoogleCse({"GOOGLE_API_KEY": "k", "GOOGLE_CSE_ID": "e"}, None)):
+        with suppress(ValueError):  # it says so: a list that is none
+            for found in provider.results(answer) or []:
+                assert found.url.startswith("http")
+                assert found.title.encode().decode() + found.url.encode().decode() + found.snippet.encode().decode()
+        assert isinstance(provider.trouble(anything).message, str)
