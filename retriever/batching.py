@@ -30,7 +30,7 @@ from typing import Generic, Self, TypeVar
 
 from retriever.query import Refused
 
-__all__ = ["Batch", "Batcher", "BatcherClosed", "BatcherError", "DeadlinePassed", "QueueFull"]
+__all__ = ["Batch", "Batcher", "BatcherClosed", "BatcherError", "DeadlinePassed", "QueueFull", "half_done_s"]
 
 LONGEST_RETRY_S = 60
 SMOOTHING = 0.1  # of the time that an item takes: about the last 10 batches count
@@ -183,7 +183,7 @@ class Batcher(Generic[Item, Prepared, Result]):
             for item in items:
                 fresh += item not in self._queue and item not in self._working
             if self._queue and len(self._queue) + fresh > self._max_waiting:
-                raise QueueFull(len(self._queue), self.retry_after_s)
+                raise QueueFull(len(self._queue), half_done_s(len(self._queue), self._item_s))
             for item in items:
                 job = self._queue.get(item) or self._working.get(item)
                 if job is None:
@@ -192,11 +192,6 @@ class Batcher(Generic[Item, Prepared, Result]):
                     self.merged += 1
                 job.join(request, now + deadline_s)
             self._changed.notify()
-
-    @property
-    def retry_after_s(self) -> int:
-        """Until half of the queue is done, at the speed of the latest batches."""
-        return min(max(math.ceil(len(self._queue) * self._item_s / 2), 1), LONGEST_RETRY_S)
 
     def _leave(self, request: _Request[Item, Result]) -> None:
         """What only this request waited for need not be done."""
@@ -290,6 +285,15 @@ class Batcher(Generic[Item, Prepared, Result]):
             for job in jobs:
                 del self._working[job.item]
                 job.fail(error)
+
+
+def half_done_s(waiting: int, item_s: float) -> int:
+    """When to come again: until half of what waits is done, in whole seconds from 1 to 60.
+
+    Args:
+        item_s: seconds that an item takes.
+    """
+    return min(max(math.ceil(waiting * item_s / 2), 1), LONGEST_RETRY_S)
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

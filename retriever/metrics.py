@@ -144,7 +144,7 @@ def _counts(metrics: Metrics) -> Iterable[tuple[str, str, float]]:
     batcher, cache = metrics.batcher(), metrics.cache()
     yield "retriever_cache_hits", "Queries answered from the cache, of the index that is served.", cache.hits if cache is not None else 0
     yield "retriever_cache_misses", "Queries that were not there.", cache.misses if cache is not None else 0
-    yield "process_cpu_seconds", "User and system time of the process.", time.process_time()
+    yield "retriever_cpu_seconds", "User and system time of the process.", time.process_time()
     yield "retriever_merged_queries", "Queries that joined an equal one that waited or was worked on.", batcher.merged if batcher is not None else 0
     yield "retriever_dropped_queries", "Queries dropped before any work: nobody waited for them.", batcher.dropped if batcher is not None else 0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retriever.batching import Batch, Batcher, BatcherClosed, DeadlinePassed, QueueFull
+from retriever.batching import Batch, Batcher, BatcherClosed, DeadlinePassed, QueueFull, half_done_s
 
 FOREVER_S = 60.0
 
@@ -296,16 +296,7 @@ def test_an_item_whose_deadline_passed_is_not_worked_on():
 
 
 def test_a_refused_request_is_told_to_come_again_when_half_of_the_queue_is_done():
-    async def play(batcher: Doubler, gate: Gate) -> None:
-        assert batcher.retry_after_s == 1  # nothing is known yet
-        batcher._item_s = 0.5
-        async with asyncio.TaskGroup() as group:
-            await hold(batcher, gate, group)
-            await queued(batcher, group, list(range(1, 13)))
-            assert batcher.retry_after_s == 3
-            with pytest.raises(QueueFull) as refused:
-                await batcher.submit([20], deadline_s=FOREVER_S)
-            assert refused.value.retry_after_s == 3
-            gate.open.set()
-
-    with_batcher(play, max_waiting=12)
+    assert half_done_s(4096, item_s=0.003) == 7  # 6.1
+    assert half_done_s(12, item_s=0.5) == 3
+    assert half_done_s(4096, item_s=0.0) == 1  # nothing is known yet
+    assert half_done_s(4096, item_s=2.0) == 60
