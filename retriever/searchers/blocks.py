@@ -79,6 +79,8 @@ class BlockSearcher:
         edges = np.linspace(0, shards.count, len(devices) + 1).astype(np.int64).tolist()
         parts = []
         for device, start, stop in zip(devices, edges, edges[1:], strict=False):
+            if stop == start:  # more devices than rows
+                continue
             parts.append(BlockPart.load(shards, device, start, stop, dtype=dtype, block_rows=block_rows, progress=progress))
         return cls(shards, parts, dtype=dtype, threads=threads)
 

@@ -12,19 +12,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import faiss
 import numpy as np
+import numpy.typing as npt
 
 from retriever.query import Progress, Rows, Vectors
+from retriever.searchers.faiss_gpu import to_gpus
 from retriever.searchers.faiss_parameters import apply_parameters
+from retriever.searchers.rescoring import Metric, exact_scores
 from retriever.searchers.searcher import Memory, SearcherError, best_first, nothing_found
 from retriever.searchers.shards import VectorShards
+from retriever.searchers.sizes import index_memory
 
 __all__ = ["METRICS", "FaissSearcher", "Metric", "build_faiss", "tune_faiss"]
 
-Metric = Literal["ip", "l2"]
 METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 BLOCK_BYTES = 64 << 20  # of float32 that are added at a time
@@ -42,38 +46,34 @@ class FaissSearcher:
 
     Args:
         index: faiss.Index, on the CPU or on GPUs.
-        path: its file.
-        mapped_bytes: how much of the file is mapped instead of read.
+        memory: what it takes.
         one_at_a_time: see `tune_faiss`.
         rescore: as many exact vectors; the `rescore_depth` best of the index are scored by them.
+        about: how it was opened, for `info`.
     """
 
     def __init__(
         self,
         index: Any,
         *,
-        path: Path | None = None,
-        mapped_bytes: int = 0,
+        memory: Memory,
         one_at_a_time: bool = False,
         threads: int = 1,
-        parameters: str | None = None,
-        device: str = "cpu",
         rescore: VectorShards | None = None,
         rescore_depth: int = 100,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if rescore is not None and (rescore.count, rescore.dim) != (index.ntotal, index.d):
             raise SearcherError(f"the index has {index.ntotal} vectors of {index.d}, those to rescore by are {rescore.count} of {rescore.dim}")
         if rescore_depth < 1 or threads < 1:
             raise SearcherError(f"rescore_depth and threads are at least 1, got {rescore_depth} and {threads}")
         self.index = index
-        self._path = path
-        self._mapped_bytes = mapped_bytes
+        self._memory = memory
         self._one_at_a_time = one_at_a_time
         self._threads = threads
-        self._parameters = apply_parameters(index, parameters) if parameters else {}
-        self._device = device
         self._rescore = rescore
         self._rescore_depth = rescore_depth
+        self._about = dict(about)
         self._lock = Lock()  # FAISS's GPU indexes share scratch memory: even reading is for one thread at a time
 
     @classmethod
@@ -81,7 +81,7 @@ class FaissSearcher:
         """A flat index of float32 vectors, in memory."""
         index = faiss.IndexFlat(vectors.shape[1], METRICS[metric])
         index.add(np.ascontiguousarray(vectors, np.float32))
-        return cls(index, one_at_a_time=one_at_a_time)
+        return cls(index, memory=Memory(resident_bytes=vectors.size * 4), one_at_a_time=one_at_a_time)
 
     @classmethod
     def open(
@@ -93,6 +93,7 @@ class FaissSearcher:
         threads: int = 1,
         parameters: str | None = None,
         device: str = "cpu",
+        gpu_float16: bool = False,
         rescore: VectorShards | None = None,
         rescore_depth: int = 100,
     ) -> FaissSearcher:
@@ -102,23 +103,27 @@ class FaissSearcher:
             mmap: map the file, as far as the index's type allows, and read pages when they are needed.
             parameters: of the search, such as "nprobe=32" or "efSearch=128,nprobe=32".
             device: "cpu", or GPUs: "cuda" (all), "cuda:0", "cuda:0,cuda:1" (rows over both).
+            gpu_float16: GPUs keep the vectors of a Flat index in 16 bit; FAISS does not do that for IVF,Flat.
 
         Raises:
             SearcherError: the file is no index, or an option does not fit it.
         """
-        index, mapped = _read(path, mmap=mmap and device == "cpu")
+        index = _read(path, mmap=mmap and device == "cpu")
+        chosen = apply_parameters(index, parameters) if parameters else {}
+        memory = _memory(index, path, mmap=mmap and device == "cpu")
         if device != "cpu":
-            index = _on_gpus(index, device)
+            index, memory = to_gpus(index, device, float16=gpu_float16)
+        elif gpu_float16:
+            raise SearcherError("gpu_float16 is for device cuda: on the CPU the index is as it was built, e.g. SQfp16")
+        about = {"device": device, "mapped": memory.mapped_bytes > 0, "parameters": chosen}
         return cls(
             index,
-            path=path,
-            mapped_bytes=path.stat().st_size if mapped else 0,
+            memory=memory,
             one_at_a_time=one_at_a_time,
             threads=threads,
-            parameters=parameters,
-            device=device,
             rescore=rescore,
             rescore_depth=rescore_depth,
+            about=about,
         )
 
     @property
@@ -149,7 +154,7 @@ class FaissSearcher:
         if finite.all():
             found, at = self._search(queries_ND, depth)
             if self._rescore is not None:
-                found, at = best_first(self._exact(queries_ND, at), at, topk)
+                found, at = best_first(exact_scores(self._rescore, queries_ND, at, metric=self.metric), at, topk)
             width = min(topk, found.shape[1])
             scores[:, :width], rows[:, :width] = found[:, :width], at[:, :width]
         else:
@@ -163,19 +168,11 @@ class FaissSearcher:
             raise IndexError(f"rows are 0 to {self.count - 1}, asked for {wanted.min()} to {wanted.max()}")
         if self._rescore is not None:
             return self._rescore.rows(wanted)
-        return np.stack([self.index.reconstruct(int(row)) for row in wanted]) if wanted.size else np.zeros((0, self.dim), np.float32)
+        return _reconstructed(self.index, wanted)
 
     def memory(self) -> Memory:
-        """What it takes: a file that is not mapped is in memory, or on the devices, as it lies on the disk."""
-        size = self._path.stat().st_size if self._path is not None else self.count * self.dim * 4
-        inside = size - self._mapped_bytes
-        own = Memory(
-            mapped_bytes=self._mapped_bytes,
-            resident_bytes=inside if self._device == "cpu" else 0,
-            device_bytes=0 if self._device == "cpu" else inside,
-            disk_bytes=size if self._path is not None else 0,
-        )
-        return own if self._rescore is None else own + self._rescore.memory()
+        """What it takes now, with what it is rescored by."""
+        return self._memory if self._rescore is None else self._memory + self._rescore.memory()
 
     def info(self) -> Mapping[str, Any]:
         """What it is and how it is set."""
@@ -186,12 +183,10 @@ class FaissSearcher:
             "count": self.count,
             "dim": self.dim,
             "metric": self.metric,
-            "device": self._device,
-            "mapped": bool(self._mapped_bytes),
             "threads": self._threads,
             "one_at_a_time": self._one_at_a_time,
             "blas_threshold": blas_threshold(self.dim, one_at_a_time=self._one_at_a_time),
-            "parameters": self._parameters,
+            **self._about,
         }
         if self._rescore is not None:
             info["rescore"] = {"dtype": self._rescore.dtype, "depth": self._rescore_depth}
@@ -206,19 +201,6 @@ class FaissSearcher:
         gone = (rows < 0) | ~np.isfinite(scores)
         scores[gone], rows[gone] = -np.inf, -1
         return scores, rows
-
-    def _exact(self, queries_ND: Vectors, rows_NK: Rows) -> Vectors:
-        """The scores of candidates by the vectors themselves. Those of a query do not depend on the others."""
-        assert self._rescore is not None
-        scores = np.full(rows_NK.shape, -np.inf, np.float32)
-        for i, rows in enumerate(rows_NK):
-            there = rows >= 0
-            vectors = self._rescore.rows(rows[there])
-            if self.metric == "ip":
-                scores[i, there] = vectors @ queries_ND[i]
-            else:
-                scores[i, there] = -np.square(vectors - queries_ND[i]).sum(axis=1)
-        return scores
 
 
 def build_faiss(
@@ -314,19 +296,35 @@ def _write_codes(index: Any, shards: VectorShards, out: Path, progress: Progress
             progress("indexed", start + len(vectors), shards.count)
 
 
-def _read(path: Path, *, mmap: bool) -> tuple[Any, bool]:
-    """The index, and whether its file is mapped."""
-    ways = [faiss.IO_FLAG_MMAP_IFC, faiss.IO_FLAG_MMAP, 0] if mmap else [0]
-    for flags in ways:
-        try:
-            return faiss.read_index(str(path), flags), flags != 0
-        except RuntimeError as error:
-            failed = error
-    raise SearcherError(f"{path} is no FAISS index that can be opened: {_reason(failed)}") from failed
+def _read(path: Path, *, mmap: bool) -> Any:
+    """The index. IO_FLAG_MMAP_IFC maps vectors, links and inverted lists; together with IO_FLAG_MMAP, FAISS 1.15.1 refuses inverted lists."""
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+    except RuntimeError as error:
+        raise SearcherError(f"{path} is no FAISS index that can be opened: {_reason(error)}") from error
 
 
-def _on_gpus(index: Any, device: str) -> Any:
-    raise SearcherError(f"no GPU: {device}")
+def _memory(index: Any, path: Path, *, mmap: bool) -> Memory:
+    try:
+        return index_memory(index, index.ntotal, mmap=mmap)
+    except SearcherError:  # a type whose parts are not known: all may be in memory
+        return Memory(resident_bytes=path.stat().st_size, disk_bytes=path.stat().st_size)
+
+
+def _reconstructed(index: Any, rows: npt.NDArray[np.int64]) -> Vectors:
+    """Decoded vectors. Inverted lists do not know where a row is: they are told for the moment, which reads all ids."""
+    if not len(rows):
+        return np.zeros((0, index.d), np.float32)
+    ivf = faiss.try_extract_index_ivf(index)
+    try:
+        if ivf is not None:
+            ivf.make_direct_map(True)
+        return np.stack([index.reconstruct(int(row)) for row in rows])
+    except RuntimeError as error:
+        raise SearcherError(f"an index of type {type(index).__name__} cannot decode its vectors: {_reason(error)}") from error
+    finally:
+        if ivf is not None:
+            ivf.make_direct_map(False)
 
 
 def _reason(error: RuntimeError) -> str:
