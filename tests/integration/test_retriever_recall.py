@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,18 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def served(hashed: Path) -> Iterator[str]:
+    """The URL of a server over the index without a model."""
+    command = [sys.executable, "-m", "retriever", "serve", str(hashed), "--end-with-stdin"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline().split()
+        assert said[:1] == ["ready"], server.communicate()
+        yield said[1]
+        server.communicate(timeout=20)
+
+
 @needs_xquad
 @pytest.mark.slow
 def test_recall_without_a_model_is_the_known_one(hashed: Path):
@@ -112,16 +124,11 @@ def passages_to_string(hits: Sequence[dict[str, Any]]) -> str:
 
 @needs_xquad
 @pytest.mark.slow
-def test_search_r1s_trainer_gets_the_passages_of_a_turn(hashed: Path):
+def test_search_r1s_trainer_gets_the_passages_of_a_turn(served: str):
     rows = [json.loads(line) for line in (XQUAD / "questions.jsonl").read_text().splitlines()[:TRAINER_QUERIES]]
     paragraphs = {row["id"]: row for row in map(json.loads, (XQUAD / "corpus.jsonl").read_text().splitlines())}
-    command = [sys.executable, "-m", "retriever", "serve", str(hashed), "--end-with-stdin"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().split()[1]
-        queries = [row["question"] for row in rows]
-        answer = httpx.post(f"{url}/retrieve", json={"queries": queries, "topk": 3, "return_scores": True}, trust_env=False).json()
-        server.communicate(timeout=20)
+    queries = [row["question"] for row in rows]
+    answer = httpx.post(f"{served}/retrieve", json={"queries": queries, "topk": 3, "return_scores": True}, trust_env=False).json()
     results = answer["result"]
     assert [len(hits) for hits in results] == [3] * TRAINER_QUERIES
     for row, hits in zip(rows, results, strict=True):
@@ -130,3 +137,13 @@ def test_search_r1s_trainer_gets_the_passages_of_a_turn(hashed: Path):
         said = "".join(f'Doc {i}(Title: "{paragraph["title"]}") {paragraph["text"]}\n' for i, paragraph in enumerate(expected, start=1))
         assert passages_to_string(hits) == said, row["id"]
     assert sum(row["positive_passage"] in {hit["document"]["id"] for hit in hits} for row, hits in zip(rows, results, strict=True)) >= 56
+
+
+@needs_xquad
+@pytest.mark.slow
+def test_the_bench_command_loads_a_server(served: str):
+    questions = ["--questions", XQUAD / "questions.jsonl", "--seconds", "0.4", "--warmup", "0.1", "--clients", "8"]
+    told = json.loads(retriever("bench", served, *questions, "--mode", "bm25", "--per-request", "2", "--msgpack", "--json"))
+    assert told["errors"] == {}
+    assert told["queries"] == 2 * told["requests"] > 20
+    assert " queries/s   p50 " in retriever("bench", f"{served}/retrieve", *questions, "--form", "skyrl")

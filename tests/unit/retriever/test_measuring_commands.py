@@ -1,0 +1,50 @@
+import argparse
+from pathlib import Path
+
+import pytest
+
+from retriever.commands import bench, evaluate
+from retriever.load import LoadError
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    bench.add(commands)
+    evaluate.add(commands)
+    parsed = parser.parse_args(arguments)
+    return {"bench": bench, "evaluate": evaluate}[parsed.command].run(parsed)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    (tmp_path / "questions.jsonl").write_text('{"question": "who"}\n')
+    return str(tmp_path / "questions.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--gain", "linear"], "--gain is of graded judgements"),
+        (["--gain", "linear", "--answers"], "--gain is of graded judgements"),
+        (["--answers", "--allow-missing"], "--allow-missing is of ids"),
+        (["--limit", "0"], "--limit must be at least 1"),
+    ],
+)
+def test_an_option_without_effect_is_refused(questions: str, flags: list[str], complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        run("evaluate", "nowhere", "--questions", questions, *flags)
+
+
+@pytest.mark.parametrize("flags", [["--modes", "dense,words"], ["--topk", "1,x"], ["--topk", "0"], ["--answers", "--qrels", "f"]])
+def test_an_option_that_means_nothing_is_refused_by_the_parser(questions: str, flags: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        run("evaluate", "nowhere", "--questions", questions, *flags)
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_a_load_that_is_none_is_refused(questions: str):
+    with pytest.raises(LoadError, match="carries one query"):
+        run("bench", "http://127.0.0.1:1", "--questions", questions, "--form", "skyrl", "--per-request", "2")
+    with pytest.raises(LoadError, match=r"http://127\.0\.0\.1:1 cannot be reached"):
+        run("bench", "http://127.0.0.1:1", "--questions", questions)
