@@ -342,7 +342,7 @@ def _headers(error: Refused) -> list[tuple[bytes, bytes]]:
 
 
 def _detail(message: str) -> bytes:
-    return json.dumps({"detail": message}, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps({"detail": message}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _json(value: Mapping[str, Any], status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:

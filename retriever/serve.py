@@ -28,6 +28,9 @@ __all__ = ["is_loopback", "serve"]
 BACKLOG = 2048  # hundreds of episodes may connect in the same moment
 KEEP_ALIVE_S = 75
 GRACE_S = 5
+# Python's default is 5 ms: as long as a GPU takes for a batch, and the worker may wait for it after every call that released the lock. Measured
+# with 4,000 cached answers a second beside a worker on a CPU: 6 to 10 % more of both at half a millisecond.
+SWITCH_S = 0.0005
 DESCRIPTORS = 65_536  # a connection is one; many systems begin with 1,024
 
 
@@ -57,6 +60,7 @@ def serve(
         Exception: what `opened` raised.
     """
     _allow_connections()
+    sys.setswitchinterval(SWITCH_S)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # named, or asyncio does not set TCP_NODELAY
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
