@@ -10,11 +10,12 @@ from typing import Any
 
 from retriever.encoders.encoder import EncoderFault
 
-__all__ = ["ModelFiles"]
+__all__ = ["CONFIG", "TOKENIZER", "ModelFiles"]
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WANTED = ["*.json", "model*.safetensors"]  # patterns of fnmatch, whose * crosses /
 UNWANTED = ["onnx/*", "openvino/*", "gguf/*", "coreml/*"]
+READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +90,6 @@ class ModelFiles:
         if not isinstance(config, dict):
             raise EncoderFault(f"{self.directory / CONFIG} is no JSON object")
         return config
-
-
-READ_BYTES = 1 << 20
 
 
 def _snapshot(model: str) -> Path:

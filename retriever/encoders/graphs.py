@@ -92,6 +92,7 @@ def onnx_program(source: GraphSource, runtime: Runtime) -> tuple[Program, Mappin
 def _program(directory: Path, layout: Layout, threads: int) -> Program:
     try:
         import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, NoSuchFile
     except ImportError as error:
         raise EncoderFault("the onnx runtime needs onnxruntime: pip install 'agentrl[retriever]', or --runtime torch") from error
     options = onnxruntime.SessionOptions()
@@ -100,7 +101,10 @@ def _program(directory: Path, layout: Layout, threads: int) -> Program:
     options.enable_mem_pattern = False  # it plans memory for every shape that it has seen, and keeps the plans: here every batch has its own
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores may be shared with actors and learners
     path = str(directory / GRAPH)
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW_FUSIONS)
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW_FUSIONS)
+    except (Fail, InvalidGraph, InvalidProtobuf, NoSuchFile) as error:
+        raise EncoderFault(f"{path} cannot be read ({error}): remove {directory}, and it is made again") from error
     names = {given.name for given in session.get_inputs()}
 
     def program(chunk: Chunk) -> Numbers:

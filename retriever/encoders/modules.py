@@ -92,7 +92,7 @@ def _packed_attention(
 
     rows = [_gathered(states[0].transpose(0, 1), told["slots"]).transpose(1, 2) for states in (query, key, value)]
     scores_NHSS = (rows[0] @ rows[1].transpose(2, 3) * told["scaling"]).masked_fill(told["outside"], -torch.inf)
-    mixed_NSHK = (torch.softmax(scores_NHSS.float(), dim=-1).to(query.dtype) @ rows[2]).transpose(1, 2)
+    mixed_NSHK = (torch.softmax(scores_NHSS, dim=-1) @ rows[2]).transpose(1, 2)
     mixed_TE = mixed_NSHK.flatten(2).flatten(0, 1).index_select(0, told["back"])
     return mixed_TE.reshape(1, -1, *mixed_NSHK.shape[2:]), None
 

@@ -63,22 +63,23 @@ class TextTokenizer:
     def chunks(self, texts: Sequence[str], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
         """All texts, each in one chunk."""
         self._truncate(max_tokens, "longest_first")
-        return self._chunks([text[: max_tokens * CHARACTERS_PER_TOKEN] for text in texts], limits)
+        longest = max_tokens * CHARACTERS_PER_TOKEN
+        return self._chunks([_encodable(text[:longest]) for text in texts], limits)
 
     def pair_chunks(self, pairs: Sequence[tuple[str, str]], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
         """All pairs, each in one chunk. Where one is too long, its second text is cut; the first, only where it alone takes more than half."""
         longest, most = max_tokens * CHARACTERS_PER_TOKEN, max(1, max_tokens // 2)
         firsts = {first: self._shortened(first, most) for first, _ in pairs}
         self._truncate(max_tokens, "only_second")
-        return self._chunks([(firsts[first], second[:longest]) for first, second in pairs], limits)
+        return self._chunks([(firsts[first], _encodable(second[:longest])) for first, second in pairs], limits)
 
     def _shortened(self, text: str, max_tokens: int) -> str:
         """The text up to that many tokens."""
+        text = _encodable(text[: max_tokens * CHARACTERS_PER_TOKEN])
         if len(text) * BYTES_PER_CHARACTER <= max_tokens:
             return text
         self._tokenizer.no_truncation()
         self._limit = None
-        text = text[: max_tokens * CHARACTERS_PER_TOKEN]
         ends = [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets[:max_tokens]]
         return text[: max(ends, default=0)]
 
@@ -97,6 +98,11 @@ class TextTokenizer:
         if self._limit != (max_tokens, strategy):
             self._tokenizer.enable_truncation(max_tokens, strategy=strategy)
             self._limit = (max_tokens, strategy)
+
+
+def _encodable(text: str) -> str:
+    """With ? for what is no character: JSON can say half of a surrogate pair, which tokenizers refuses."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def cut(lengths: Sequence[int], limits: ChunkLimits) -> Iterator[Ids]:

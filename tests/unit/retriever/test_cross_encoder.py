@@ -45,7 +45,7 @@ def test_scores_are_the_logits_of_transformers(tmp_path: Path, kind: str):
 
 def test_the_onnx_runtime_gives_the_same_scores_and_int8_states_its_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     pytest.importorskip("onnxruntime")
-    model = write_tiny_model(tmp_path / "m", labels=1)
+    model = write_tiny_model(tmp_path / "m", labels=1, num_hidden_layers=1)
     expected = by_transformers(model, PAIRS)
     reranker = CrossEncoder.open(str(model), Runtime(cache=tmp_path / "cache"))
     np.testing.assert_allclose(reranker.score_pairs(PAIRS), expected, atol=1e-5)
@@ -62,6 +62,11 @@ def test_only_the_document_is_cut_and_a_question_only_where_it_takes_more_than_h
     cut = [("w1 w2", " ".join(words[:11])), (" ".join(words[:8]), " ".join(words[:5]))]  # with three special tokens, 16 each
     whole = [("w1 w2", " ".join(words)), (" ".join(words), " ".join(words))]
     np.testing.assert_allclose(reranker.score_pairs(whole), by_transformers(model, cut), atol=2e-6)
+
+
+def test_what_is_no_character_does_not_stop_it(tmp_path: Path):
+    reranker = CrossEncoder.open(str(write_tiny_model(tmp_path / "m", labels=1)), TORCH)
+    np.testing.assert_array_equal(reranker.score_pairs([("w1 \ud800", "w2 \udfff")]), reranker.score_pairs([("w1 ?", "w2 ?")]))
 
 
 def test_many_pairs_keep_their_places(tmp_path: Path):

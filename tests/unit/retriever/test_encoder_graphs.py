@@ -57,6 +57,15 @@ def test_a_graph_that_computes_something_else_than_torch_is_refused_and_not_kept
     assert [path.name for path in (tmp_path / "cache").glob("*/*")] == []
 
 
+def test_a_graph_that_was_cut_off_is_told_with_what_to_remove(tmp_path: Path):
+    given, runtime = source(tmp_path, Sums), Runtime(cache=tmp_path / "cache")
+    directory = given.directory(runtime.cache) / "fp32"
+    directory.mkdir(parents=True)
+    (directory / "model.onnx").write_bytes(b"\x08\x0a:")
+    with pytest.raises(EncoderFault, match=rf"cannot be read .*: remove {directory}, and it is made again"):
+        onnx_program(given, runtime)
+
+
 def test_whoever_exports_the_same_graph_later_takes_what_is_there(tmp_path: Path):
     runtime = Runtime(cache=tmp_path / "cache")
 

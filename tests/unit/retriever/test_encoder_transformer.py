@@ -158,6 +158,12 @@ def test_texts_keep_their_places_blank_ones_are_zero_and_progress_is_told(tmp_pa
 
 
 @pytest.mark.slow
+def test_what_is_no_character_is_read_as_a_question_mark(tmp_path: Path):
+    encoder = open_encoder(describe(str(tiny(tmp_path / "m"))).record, TORCH, table=None)
+    np.testing.assert_array_equal(encoder.encode_queries(["w1 \ud800 w2", "\x00"]), encoder.encode_queries(["w1 ? w2", "\x00"]))
+
+
+@pytest.mark.slow
 def test_a_megabyte_of_text_costs_no_more_than_its_first_tokens(tmp_path: Path):
     encoder = open_encoder(describe(str(tiny(tmp_path / "m"))).record, TORCH, table=None)
     long = "w1 " * 400_000
