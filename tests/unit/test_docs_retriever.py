@@ -108,6 +108,7 @@ def examples() -> list[tuple[str, str, Any, int, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_requests_that_are_shown_are_answered_as_shown(tmp_path: Path):
     [corpus] = re.findall(r"cat > passages.jsonl <<'END'\n(.*?)END\n", PAGE, re.DOTALL)
     (tmp_path / "passages.jsonl").write_text(corpus, encoding="utf-8")
