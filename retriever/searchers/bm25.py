@@ -2,6 +2,7 @@
 
     words.npy     uint64 [V], ascending: the 64-bit hash of each word (blake2b; no list of words is kept in memory)
     columns.npy   int32 [V]: which column is the word's
+    tops.npy      float32 [V]: the largest score of a column
     starts.npy    int64 [V + 1]: where each column's postings begin
     rows.npy      int32 [P]: documents that have the word, ascending
     scores.npy    float32 [P]: what the word adds to the document's score
@@ -29,10 +30,14 @@ from retriever.searchers.words import words_of
 
 __all__ = ["BM25_FILES", "Bm25Searcher", "build_bm25"]
 
-BM25_FILES = ("words.npy", "columns.npy", "starts.npy", "rows.npy", "scores.npy")
+BM25_FILES = ("words.npy", "columns.npy", "tops.npy", "starts.npy", "rows.npy", "scores.npy")
 TOKENIZER = 1  # version of `words_of`: an index is searched with the words that it was built with
 TEXTS_AT_A_TIME = 16_384
 PIECE_POSTINGS = 64 << 20  # of the result that are written at a time: half a gigabyte
+
+SHORT = 4096  # postings: adding them takes less time than finding out whether they can be left out
+LOOKUP = 16  # binary searches take this many times as long as additions, per row
+SUMMING = 1e-5  # relative error of sums in float32, generously
 
 Ints = npt.NDArray[np.int32]
 
@@ -54,7 +59,7 @@ class Bm25Searcher:
             raise SearcherError(f"the BM25 index was built with version {record.get('tokenizer')} of the words, this is {TOKENIZER}: build again")
         self.count = int(record["count"])
         self.record = dict(record)
-        self._words, self._columns, self._starts, self._rows, self._scores = (arrays[name] for name in BM25_FILES)
+        self._words, self._columns, self._tops, self._starts, self._rows, self._scores = (arrays[name] for name in BM25_FILES)
         self._sums = np.zeros(self.count, np.float32)  # of one query; all 0 between two
 
     @classmethod
@@ -82,7 +87,7 @@ class Bm25Searcher:
 
     def memory(self) -> Memory:
         """The sums of one query are resident, the files mapped."""
-        files = sum(array.nbytes for array in (self._words, self._columns, self._starts, self._rows, self._scores))
+        files = sum(array.nbytes for array in (self._words, self._columns, self._tops, self._starts, self._rows, self._scores))
         return Memory(resident_bytes=self._sums.nbytes, mapped_bytes=files, disk_bytes=files)
 
     def info(self) -> Mapping[str, Any]:
@@ -97,19 +102,51 @@ class Bm25Searcher:
         return np.asarray(self._columns[places[self._words[places] == hashes]])
 
     def _search(self, columns: Ints, topk: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        parts = []
-        for column in columns:
-            start, stop = self._starts[column], self._starts[column + 1]
-            rows = np.asarray(self._rows[start:stop])
-            self._sums[rows] += self._scores[start:stop]
-            parts.append(rows)
-        if not parts:
-            return np.zeros(0, np.float32), np.zeros(0, np.int64)
-        touched = np.unique(np.concatenate(parts))
-        sums = self._sums[touched]
-        self._sums[touched] = 0
-        order = np.lexsort((touched, -sums))[:topk]
-        return sums[order], touched[order].astype(np.int64)
+        """The best rows of the sum of columns. `_sums` is 0 again afterwards."""
+        found: list[Ints] = []
+        try:
+            candidates = self._sum(columns[np.lexsort((columns, -self._tops[columns]))], topk, found)
+            sums = self._sums[candidates]
+        finally:
+            for rows in found:
+                self._sums[rows] = 0
+        if len(sums) > topk:
+            good = sums >= np.partition(sums, -topk)[-topk]
+            candidates, sums = candidates[good], sums[good]
+        order = np.lexsort((candidates, -sums))[:topk]
+        return sums[order], candidates[order].astype(np.int64)
+
+    def _sum(self, columns: Ints, topk: int, found: list[Ints]) -> Ints:
+        """Add columns, the most telling first, and return rows that have all of the best; `found` are all rows that were added to.
+
+        Once `topk` rows have more than all further columns could give, no other row can be among the best, and long columns are looked up
+        for those rows alone (MaxScore: Turtle and Flood, Query evaluation: strategies and optimizations, 1995). The answer is the same.
+        """
+        limits = np.cumsum(self._tops[columns][::-1].astype(np.float64))[::-1] * (1 + SUMMING)  # what the columns from here on can give
+        candidates, closed = np.zeros(0, np.int32), False
+        for column, limit in zip(columns, limits, strict=True):
+            rows, scores = self._postings(column)
+            if len(candidates) >= topk and len(rows) > SHORT:
+                sums = self._sums[candidates]
+                worst = np.partition(sums, -topk)[-topk]
+                closed = closed or bool(limit < worst)
+                if closed:
+                    candidates = candidates[sums + limit >= worst]
+            if closed and len(candidates) * LOOKUP < len(rows):
+                at = np.minimum(np.searchsorted(rows, candidates), len(rows) - 1)
+                there = rows[at] == candidates
+                self._sums[candidates[there]] += scores[at[there]]
+                continue
+            found.append(rows)
+            new = rows if not len(candidates) else rows[self._sums[rows] == 0]
+            self._sums[rows] += scores
+            if not closed:
+                candidates = np.concatenate([candidates, new])
+        return candidates
+
+    def _postings(self, column: int) -> tuple[Ints, npt.NDArray[np.float32]]:
+        start, stop = self._starts[column], self._starts[column + 1]
+        return np.asarray(self._rows[start:stop]), np.asarray(self._scores[start:stop])
 
 
 def build_bm25(
@@ -176,27 +213,49 @@ def _write_postings(spill: Path, directory: Path, lengths: Ints, words: int, *, 
         frequencies += np.bincount(piece[0], minlength=words)
     starts = np.concatenate([[0], np.cumsum(frequencies)])
     total = int(starts[-1])
-    np.save(directory / "starts.npy", starts, allow_pickle=False)
     idf = np.log1p((len(lengths) - frequencies + 0.5) / (frequencies + 0.5))
-    norm = k1 * (1 - b + b * lengths / max(lengths.mean(), 1e-9)) if len(lengths) else np.zeros(0)
-    rows_out = np.lib.format.open_memmap(directory / "rows.npy", mode="w+", dtype=np.int32, shape=(total,)) if total else None
-    scores_out = np.lib.format.open_memmap(directory / "scores.npy", mode="w+", dtype=np.float32, shape=(total,)) if total else None
-    if rows_out is None or scores_out is None:
-        np.save(directory / "rows.npy", np.zeros(0, np.int32), allow_pickle=False)
-        np.save(directory / "scores.npy", np.zeros(0, np.float32), allow_pickle=False)
-        return 0
-    first = 0
-    while first < words:
-        last = max(first + 1, int(np.searchsorted(starts, starts[first] + PIECE_POSTINGS, side="right")) - 1)
-        spans = [np.searchsorted(piece[0], [first, last]) for piece in pieces]
-        columns, rows, counts = (np.concatenate([piece[k, low:high] for piece, (low, high) in zip(pieces, spans, strict=True)]) for k in range(3))
-        order = np.argsort(columns, kind="stable")  # pieces come in the order of their rows
-        columns, rows, counts = columns[order], rows[order], counts[order]
-        rows_out[starts[first] : starts[last]] = rows
-        scores_out[starts[first] : starts[last]] = idf[columns] * counts / (counts + norm[rows])
-        progress("words indexed", int(starts[last]), total)
-        first = last
+    norm = k1 * (1 - b + b * lengths / max(lengths.mean(), 1)) if total else np.zeros(0)
+    tops = np.zeros(words, np.float32)
+    with _Column(directory / "rows.npy", np.int32, total) as rows_out, _Column(directory / "scores.npy", np.float32, total) as scores_out:
+        first = 0
+        while first < words:
+            last = max(first + 1, int(np.searchsorted(starts, starts[first] + PIECE_POSTINGS, side="right")) - 1)
+            columns, rows, counts = _merged(pieces, first, last)
+            scores = (idf[columns] * counts / (counts + norm[rows])).astype(np.float32)
+            tops[first:last] = np.maximum.reduceat(scores, starts[first:last] - starts[first])
+            rows_out.write(rows)
+            scores_out.write(scores)
+            progress("words indexed", int(starts[last]), total)
+            first = last
+    np.save(directory / "tops.npy", tops, allow_pickle=False)
+    np.save(directory / "starts.npy", starts, allow_pickle=False)
     return total
+
+
+def _merged(pieces: Sequence[Ints], first: int, last: int) -> tuple[Ints, Ints, Ints]:
+    """Columns, rows and counts of the columns `first` to `last`, by column, then row."""
+    spans = [np.searchsorted(piece[0], [first, last]) for piece in pieces]
+    columns, rows, counts = (np.concatenate([piece[k, low:high] for piece, (low, high) in zip(pieces, spans, strict=True)]) for k in range(3))
+    order = np.argsort(columns, kind="stable")  # pieces come in the order of their rows
+    return columns[order], rows[order], counts[order]
+
+
+class _Column:
+    """A .npy file of one dimension that is written from its beginning to its end."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, length: int) -> None:
+        self._file = path.open("wb")
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> _Column:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+    def write(self, values: npt.NDArray[Any]) -> None:
+        self._file.write(values.tobytes())
 
 
 def _hash(word: str) -> int:

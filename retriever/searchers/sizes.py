@@ -30,7 +30,7 @@ ID = 8
 FAST_SCAN_ROWS = 32  # a block of FastScan; the last one of each list is filled up
 GPU_SCRATCH = 1536 << 20  # per GPU of more than 8 GB: StandardGpuResources' default (faiss/gpu/StandardGpuResources.cpp, 1.15.1)
 POSTING = 4 + 4  # row and score
-WORD = 8 + 4 + 8  # hash, column, start
+WORD = 8 + 4 + 4 + 8  # hash, column, top, start
 HEAPS_EXPONENT = 0.6  # new words get rarer: their number grows with texts ** .4 to .7 (Heaps 1978; Manning et al. 2008, section 5.1.1)
 
 
