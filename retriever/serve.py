@@ -143,6 +143,7 @@ class _Server(uvicorn.Server):
             self.failure = group.exceptions[0]
 
     async def _tell_ready(self) -> None:
+        print(f"retriever: listening on {self._url}", file=sys.stderr, flush=True)  # it answers how far the opening is
         await self._opened()
         print(f"ready {self._url}", flush=True)
 

@@ -121,6 +121,24 @@ def test_a_hangup_opens_the_index_again_and_a_broken_one_changes_nothing(corpus:
         assert "was moved to" in client.post("/retrieve", json={"query": "Norway"}).text
 
 
+def test_the_port_answers_while_the_index_is_being_opened(tmp_path: Path):
+    corpus = tmp_path / "corpus.jsonl"
+    os.mkfifo(corpus)  # whoever opens it waits for its writer
+    command = [sys.executable, "-m", "retriever", "serve", str(corpus)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "listening on" in line)
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        loading = httpx.get(f"{url}/ready", trust_env=False)
+        assert (loading.status_code, loading.json()["status"]) == (503, "loading")
+        assert httpx.post(f"{url}/retrieve", json={"query": "Oslo"}, trust_env=False).status_code == 503
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        assert process.stdout.readline() == f"ready {url}\n"
+        assert httpx.get(f"{url}/ready", trust_env=False).json()["documents"] == 2
+        process.terminate()
+
+
 def test_no_request_is_lost_while_the_index_is_opened_again_under_load(corpus: Path):
     async def main(url: str) -> None:
         async def ask(client: RetrieverClient, number: int) -> None:
