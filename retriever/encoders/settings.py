@@ -16,6 +16,7 @@ KIND = "transformer"
 Pooling = Literal["mean", "cls", "last"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
+MIN_TOKENS = 4  # two of them are special, in most models
 RUNTIMES = ("auto", "onnx", "torch")
 
 
@@ -51,8 +52,8 @@ class TransformerSettings:
             raise EncoderFault(f"an encoder's record has a wrong {wrong[0]}: {getattr(self, wrong[0])!r}")
         if self.pooling not in get_args(Pooling):
             raise EncoderFault(f"pooling is one of {', '.join(get_args(Pooling))}, got {self.pooling!r}")
-        if self.dim < 1 or min(self.max_query_tokens, self.max_document_tokens) < 1:
-            raise EncoderFault(f"an encoder needs a dim and token limits of at least 1, got {self}")
+        if self.dim < 1 or min(self.max_query_tokens, self.max_document_tokens) < MIN_TOKENS:
+            raise EncoderFault(f"an encoder needs a dim of at least 1 and reads at least {MIN_TOKENS} tokens, got {self}")
 
     @property
     def record(self) -> dict[str, Any]:

@@ -60,6 +60,12 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._limit: tuple[int, str] | None = None
 
+    def count(self, text: str) -> int:
+        """Tokens of a whole text, special ones included."""
+        self._tokenizer.no_truncation()
+        self._limit = None
+        return len(self._tokenizer.encode(text).ids)
+
     def chunks(self, texts: Sequence[str], *, max_tokens: int, limits: ChunkLimits) -> Iterator[Chunk]:
         """All texts, each in one chunk."""
         self._truncate(max_tokens, "longest_first")

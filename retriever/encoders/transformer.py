@@ -53,6 +53,7 @@ class TransformerEncoder:
         files = ModelFiles.locate(settings.model)
         _check_weights(files, settings)
         tokenizer = TextTokenizer(files, threads=runtime.threads)
+        _check_prefixes(settings, tokenizer)
         layout = Layout.fastest(files, runtime.device)
         program, loss = _program(files, settings, runtime, layout, tokenizer)
         return cls(settings, runtime, tokenizer, layout.limits, program, loss)
@@ -125,6 +126,12 @@ def _program(
 def _cosines(before: Vectors, after: Vectors) -> Mapping[str, float]:
     cosines = np.einsum("nd,nd->n", before, after) / np.maximum(np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1), SMALLEST_NORM)
     return {"mean cosine": float(cosines.mean()), "lowest cosine": float(cosines.min())}
+
+
+def _check_prefixes(settings: TransformerSettings, tokenizer: TextTokenizer) -> None:
+    for prefix, limit in ((settings.query_prefix, settings.max_query_tokens), (settings.document_prefix, settings.max_document_tokens)):
+        if prefix and tokenizer.count(prefix) >= limit:
+            raise EncoderFault(f"the prefix {prefix!r} takes all of the {limit} tokens that {settings.model} reads: every vector would be the same")
 
 
 def _check_weights(files: ModelFiles, settings: TransformerSettings) -> None:

@@ -79,7 +79,8 @@ def test_settings_come_back_from_their_record():
         ({"pooling": "max"}, "pooling is one of mean, cls, last, got 'max'"),
         ({"dim": "8"}, "wrong dim: '8'"),
         ({"max_query_tokens": True}, "wrong max_query_tokens: True"),
-        ({"dim": 0}, "at least 1"),
+        ({"dim": 0}, "a dim of at least 1"),
+        ({"max_query_tokens": 3}, "reads at least 4 tokens"),
         ({"color": 1}, "these differ: .'color'"),
     ],
 )

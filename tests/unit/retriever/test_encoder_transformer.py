@@ -171,6 +171,13 @@ def test_a_megabyte_of_text_costs_no_more_than_its_first_tokens(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_prefix_that_leaves_no_room_is_refused(tmp_path: Path):
+    model = str(tiny(tmp_path / "m"))
+    with pytest.raises(EncoderFault, match="the prefix 'w1 w2 ' takes all of the 4 tokens"):
+        open_encoder(describe(model, query_prefix="w1 w2 ", max_query_tokens=4).record, TORCH, table=None)
+
+
+@pytest.mark.slow
 def test_other_weights_are_refused(tmp_path: Path):
     record = describe(str(tiny(tmp_path / "m"))).record
     write_tiny_model(tmp_path / "m", seed=1)
