@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx
 import pytest
 
+from retriever.app import create_app
 from retriever.batching import DeadlinePassed, QueueFull
 from retriever.query import Mode, Query, Refused, Unsupported
 from retriever.web.answers import Answers
@@ -340,6 +342,27 @@ def test_no_key_is_ever_logged(caplog: pytest.LogCaptureFixture):
 async def _asked_and_told(service: WebService) -> Any:
     await ask("q")(service)
     return service.info(), service.identity, repr(service)
+
+
+def test_the_server_answers_from_the_web_as_from_an_index():
+    def act(parameters: dict[str, str]) -> Any:
+        refusals = {"bad": (401, {"error": "Invalid API key."}), "out": (429, {"error": "Your account has run out of searches."})}
+        return refusals.get(parameters["q"]) or serpapi(parameters)
+
+    async def call(service: WebService) -> Any:
+        transport = httpx.ASGITransport(app=create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://r") as client:
+            asked = [{"queries": [text], "topk": 1, **more} for text, more in (("q", {}), ("q", {"return_scores": True}), ("bad", {}), ("out", {}))]
+            answers = [await client.post("/retrieve", json=body) for body in [*asked, asked[0] | {"mode": "bm25"}]]
+            return answers, await client.post("/access", json={"urls": ["https://example.org/0"]})
+
+    (bare, scored, bad, out, mode), page = play(Provider(act), call)
+    document = {"id": "https://example.org/0", "contents": '"Title 0"\nSnippet 0.', "title": "Title 0", "url": "https://example.org/0"}
+    assert bare.json() == {"result": [[document]]}
+    assert scored.json() == {"result": [[{"document": document, "score": 1.0}]]}
+    assert page.json() == {"result": [document]}
+    assert (bad.status_code, mode.status_code) == (502, 422)
+    assert (out.status_code, out.headers["retry-after"]) == (503, "3600")
 
 
 @pytest.mark.parametrize(
