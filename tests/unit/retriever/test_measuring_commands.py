@@ -1,4 +1,6 @@
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def test_a_load_that_is_none_is_refused(questions: str):
         run("bench", "http://127.0.0.1:1", "--questions", questions, "--form", "skyrl", "--per-request", "2")
     with pytest.raises(LoadError, match=r"http://127\.0\.0\.1:1 cannot be reached"):
         run("bench", "http://127.0.0.1:1", "--questions", questions)
+
+
+def test_scripts_beside_the_benchmark_of_the_same_name_import_the_package():
+    """A script's own folder comes first, and benchmarks/retriever.py is found there as `retriever`."""
+    root = Path(__file__).parents[3]
+    code = f"import sys; sys.path.insert(0, {str(root / 'benchmarks')!r}); import retriever.amounts as found; print(found.__file__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert Path(ran.stdout.strip()) == root / "retriever" / "amounts.py"
