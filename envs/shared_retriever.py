@@ -18,6 +18,7 @@ from retriever.client import Cassette, RetrieverClient
 __all__ = ["TOKEN_VARIABLE", "Leased", "give_back", "lease"]
 
 TOKEN_VARIABLE = "AGENTRL_RETRIEVER_TOKEN"  # from the environment: options are written into a run's files
+MODES = ("dense", "bm25", "hybrid")  # retriever.query.Mode
 NO_URL = "http://cassette.invalid"  # never asked: of a cassette that is replayed
 
 
@@ -49,6 +50,8 @@ class Leased:
                 raise ValueError(f"retriever_options: {name} must be of type {_KINDS[name].__name__}, got {value!r}")
         chosen: Any = dict(options)
         leased = cls(url=url, **chosen)
+        if leased.mode is not None and leased.mode not in MODES:
+            raise ValueError(f"retriever_options: mode must be one of {', '.join(MODES)}, got {leased.mode!r}")
         if leased.coalesce < 0:
             raise ValueError(f"retriever_options: coalesce must be 0 or more, got {leased.coalesce}")
         if leased.record and (leased.cassette is None or url is None):

@@ -54,7 +54,7 @@ class RetrieverClient:
         transport: used instead of the network, e.g. a fake.
 
     Raises:
-        ValueError: a token that no header can carry.
+        ValueError: a token that no header can carry, or a negative number of requests.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class RetrieverClient:
         cassette: Cassette | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        if coalesce < 0:
+            raise ValueError(f"coalesce must be 0 or more requests, got {coalesce}")
         self.url = url.rstrip("/").removesuffix("/retrieve")
         self._deadline_s = deadline_s
         self._mode, self._rerank = mode, rerank

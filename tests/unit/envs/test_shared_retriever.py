@@ -113,6 +113,7 @@ def test_a_token_that_is_none_is_an_error_that_does_not_show_it(monkeypatch: pyt
             "retriever_options has mode, rerank, coalesce, cassette, record, got 'modus'",
         ),
         ({"retriever_url": URL, "retriever_options": {"rerank": 1}}, "rerank must be of type bool, got 1"),
+        ({"retriever_url": URL, "retriever_options": {"mode": "sparse"}}, "mode must be one of dense, bm25, hybrid, got 'sparse'"),
         ({"retriever_url": URL, "retriever_options": {"coalesce": -1}}, "coalesce must be 0 or more"),
         ({"retriever_url": URL, "retriever_options": {"record": True}}, "record needs a cassette"),
         ({"retriever_options": {"cassette": "c", "record": True}}, "and a retriever_url to record from"),

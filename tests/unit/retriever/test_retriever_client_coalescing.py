@@ -254,3 +254,8 @@ def test_whatever_is_cancelled_everybody_else_is_answered(seed: int):
         return answered
 
     assert trio.run(main, clock=MockClock(autojump_threshold=0)) == 60
+
+
+def test_a_negative_number_of_requests_is_refused():
+    with pytest.raises(ValueError, match="coalesce must be 0 or more requests, got -1"):
+        RetrieverClient("http://r", coalesce=-1)
