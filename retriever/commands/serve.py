@@ -116,17 +116,9 @@ def _serve_web(arguments: argparse.Namespace, token: str | None) -> None:
 
 
 def _open(path: Path, spec: BuildSpec | None, cache: Path | None, serving: Serving, progress: Progress) -> Index:
-    """The index, as it is on disk now. What it takes is told, and checked, before anything is loaded."""
+    """The index, as it is on disk now."""
     from retriever.building.load import load
 
-    if path.is_dir():
-        from retriever.footprint import footprint_of
-        from retriever.manifest import Manifest
-
-        manifest = Manifest.read(path)
-        footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap)
-        print(f"retriever: {path}: {manifest.count:,} documents, {footprint.render()}", file=sys.stderr, flush=True)
-        footprint.check(path)
     return load(path, spec=spec, cache=cache, serving=serving, progress=progress)
 
 
