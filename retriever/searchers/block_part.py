@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retriever.query import Progress, Vectors
-from retriever.searchers.scan import Scan
+from retriever.searchers.scan import Scan, can_scan
 from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.shards import VectorShards, as_float32, as_stored
 
@@ -47,7 +47,7 @@ class BlockPart:
         self.largest_rounding = largest_rounding
         self.mapped = mapped
         self.product = _product(device, dtype)
-        self._scan = Scan([_bits(block) for block in blocks], dtype, first=first) if device == "cpu" else None
+        self._scan = Scan([_bits(block) for block in blocks], dtype, first=first) if device == "cpu" and can_scan() else None
 
     @classmethod
     def load(cls, shards: VectorShards, device: str, start: int, stop: int, *, dtype: BlockType, block_rows: int, progress: Progress) -> BlockPart:

@@ -33,7 +33,7 @@ __all__ = ["BM25_FILES", "Bm25Searcher", "build_bm25"]
 BM25_FILES = ("words.npy", "columns.npy", "tops.npy", "starts.npy", "rows.npy", "scores.npy")
 TOKENIZER = 1  # version of `words_of`: an index is searched with the words that it was built with
 TEXTS_AT_A_TIME = 16_384
-PIECE_POSTINGS = 64 << 20  # of the result that are written at a time: half a gigabyte
+PIECE_POSTINGS = 8 << 20  # of the result that are sorted at a time: about half a gigabyte, with the copies that sorting makes
 
 SHORT = 4096  # postings: adding them takes less time than finding out whether they can be left out
 LOOKUP = 16  # binary searches take this many times as long as additions, per row

@@ -13,7 +13,7 @@ from retriever.query import Rows, Vectors
 from retriever.searchers.searcher import nothing_found
 from retriever.searchers.shards import VectorType
 
-__all__ = ["Scan"]
+__all__ = ["Scan", "can_scan"]
 
 _TYPES = {"float16": faiss.ScalarQuantizer.QT_fp16, "bfloat16": faiss.ScalarQuantizer.QT_bf16}
 
@@ -40,6 +40,11 @@ class Scan:
         scores = np.concatenate([scores for scores, _ in found], axis=1)
         rows = np.concatenate([np.where(rows >= 0, rows + start, -1) for (_, rows), start in zip(found, self._starts, strict=False)], axis=1)
         return np.where(rows >= 0, scores, -np.inf).astype(np.float32), rows
+
+
+def can_scan() -> bool:
+    """Whether this FAISS can be given memory that it does not own (1.15.1 can)."""
+    return hasattr(getattr(faiss, "MaybeOwnedVectorUInt8", None), "create_view")
 
 
 def _over(block: npt.NDArray[Any], dtype: VectorType) -> Any:

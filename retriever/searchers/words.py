@@ -10,9 +10,9 @@ No stemming and no stop words: both belong to one language, and BM25's idf makes
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from functools import cache
+from itertools import chain
 
 __all__ = ["words_of"]
 
@@ -53,5 +53,6 @@ def _parts(run: str) -> list[str]:
 @cache
 def _word_pattern() -> re.Pattern[str]:
     r"""Letters and digits, and the marks that follow them: `\w` alone breaks Hindi and Arabic words apart at their vowels."""
-    marks = "".join(chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Mc"))
+    codes = chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))  # all others of Unicode 15 are ideographs, unassigned or private
+    marks = "".join(chr(code) for code in codes if unicodedata.category(chr(code)) in ("Mn", "Mc"))
     return re.compile(rf"[^\W_](?:[^\W_]|[{marks}])*")

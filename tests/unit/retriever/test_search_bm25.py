@@ -79,7 +79,7 @@ def test_texts_without_a_word_are_an_index_that_finds_nothing(tmp_path, texts):
 def test_what_is_found_is_what_bm25s_finds(tmp_path):
     bm25s = pytest.importorskip("bm25s")
     pick = np.random.default_rng(0)
-    texts = [" ".join(f"w{int(2000**u)}" for u in pick.random(pick.integers(1, 20))) for _ in range(20_000)]  # w1 is in more than half of them
+    texts = [" ".join(f"w{int(2000**u)}" for u in pick.random(pick.integers(1, 20))) for _ in range(12_000)]  # w1 is in more than half of them
     searcher = searcher_of(tmp_path, texts)
     reference = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
     reference.index([words_of(text) for text in texts], show_progress=False)

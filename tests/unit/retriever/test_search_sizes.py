@@ -10,7 +10,7 @@ from retriever.searchers.bm25 import Bm25Searcher, build_bm25
 from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.sizes import bm25_memory, building_bytes, memory_of
 
-FACTORIES = ["Flat", "SQ8", "SQfp16", "SQ4", "PQ16x4", "RaBitQ", "HNSW8,SQ8", "IVF64,SQ8", "IVF64,RaBitQ", "IVF64,RaBitQfs", "RaBitQfs", "PQ16x4fs"]
+FACTORIES = ["Flat", "SQ8", "SQfp16", "SQ4", "PQ16x4np", "RaBitQ", "HNSW8,SQ8", "IVF64,SQ8", "IVF64,RaBitQ", "IVF64,RaBitQfs", "RaBitQfs", "PQ16x4fs"]
 
 
 def test_the_sizes_of_wikipedia():
