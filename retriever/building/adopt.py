@@ -18,7 +18,7 @@ from retriever.building.build import Job, check_job, same_index
 from retriever.building.contents import open_documents
 from retriever.building.diagnosis import diagnose
 from retriever.building.plan import Plan, plan_of
-from retriever.building.shards import ShardRecord, finished, shards_of, write_marked
+from retriever.building.shards import Shard, ShardRecord, finished, shards_of, write_marked
 from retriever.building.spec import BuildSpec, encoder_record
 from retriever.building.workers import runtime_on
 from retriever.building.workshop import Workshop, workshop
@@ -26,7 +26,7 @@ from retriever.corpus import CorpusRecord, adopt_corpus
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import TransformerSettings
 from retriever.manifest import DOCUMENTS, MANIFEST, VECTORS, DenseRecord, IndexFault, sample_of, silent
-from retriever.query import Progress
+from retriever.query import Progress, Vectors
 from retriever.searchers.faiss_index import FaissSearcher
 
 __all__ = ["Adoption", "adopt"]
@@ -170,6 +170,14 @@ def _link(found: Path, own: Path) -> bool:
     return True
 
 
+def _decoded(dense: FaissSearcher, shard: Shard) -> Vectors:
+    """Rows of the file: at once where its type can, otherwise one by one."""
+    if dense.info()["type"] in EXACT:
+        rows: Vectors = dense.index.reconstruct_n(shard.start, shard.rows)
+        return rows
+    return dense.stored(range(shard.start, shard.stop))
+
+
 def _converted(held: Workshop, dense: FaissSearcher, job: Job, spec: BuildSpec, progress: Progress) -> list[tuple[Path, ShardRecord]]:
     """The vectors of the file as row shards, marked as those that are embedded."""
     if dense.metric != "ip":
@@ -178,6 +186,6 @@ def _converted(held: Workshop, dense: FaissSearcher, job: Job, spec: BuildSpec, 
     records = finished(shards, progress)
     for shard in shards:
         if shard.number not in records:
-            records[shard.number] = write_marked(shard, dense.index.reconstruct_n(shard.start, shard.rows), spec.shard_dtype)
+            records[shard.number] = write_marked(shard, _decoded(dense, shard), spec.shard_dtype)
         progress("vectors converted", shard.stop, job.corpus.count)
     return [(shard.path, records[shard.number]) for shard in shards]
