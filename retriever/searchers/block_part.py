@@ -91,7 +91,8 @@ class BlockPart:
         unit = ROUNDING[self.product]
         query = unit * norms * self.largest_norm if self.product != "float32" else 0.0
         converted = unit * norms * self.largest_norm if self.product not in (self.dtype, "float32") else 0.0
-        result: npt.NDArray[np.float64] = unit * np.abs(cutoff_N) * (1 + unit)
+        roundings = 1 if self.device == "cpu" else 2  # a GPU may round partial sums, too (split-K)
+        result: npt.NDArray[np.float64] = roundings * unit * np.abs(cutoff_N) * (1 + unit)
         return norms * self.largest_rounding + summing + query + converted + result
 
     def memory(self) -> Memory:

@@ -189,7 +189,7 @@ class FaissSearcher:
             "metric": self.metric,
             "threads": self._threads,
             "one_at_a_time": self._one_at_a_time,
-            "blas_threshold": blas_threshold(self.dim, one_at_a_time=self._one_at_a_time),
+            "blas_threshold": _blas_threshold(self.dim, one_at_a_time=self._one_at_a_time),
             **self._about,
         }
         if self._rescore is not None:
@@ -250,10 +250,10 @@ def tune_faiss(dim: int, *, one_at_a_time: bool = False, threads: int = 1) -> No
     the scans win. With `one_at_a_time` there is no matrix product at all, so a query's scores are, to the last bit, its own.
     """
     faiss.omp_set_num_threads(threads)  # of the calling thread: OpenMP keeps a number per thread
-    faiss.cvar.distance_compute_blas_threshold = blas_threshold(dim, one_at_a_time=one_at_a_time)
+    faiss.cvar.distance_compute_blas_threshold = _blas_threshold(dim, one_at_a_time=one_at_a_time)
 
 
-def blas_threshold(dim: int, *, one_at_a_time: bool) -> int:
+def _blas_threshold(dim: int, *, one_at_a_time: bool) -> int:
     """Queries times dimensions from which on FAISS takes a matrix product."""
     return int(np.iinfo(np.int32).max) if one_at_a_time else 4 * dim
 

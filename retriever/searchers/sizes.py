@@ -21,7 +21,7 @@ from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.shards import DTYPES, VectorType
 from retriever.searchers.words import words_of
 
-__all__ = ["BLOCKS", "bm25_memory", "building_bytes", "index_memory", "memory_of"]
+__all__ = ["BLOCKS", "GPU_SCRATCH", "bm25_memory", "building_bytes", "index_memory", "memory_of"]
 
 BLOCKS = "blocks"
 LEVELS_AND_OFFSETS = 4 + 8  # bytes of HNSW per vector, besides its links

@@ -210,7 +210,7 @@ def test_a_fresh_process_grows_by_what_the_index_says_that_it_takes(tmp_path, fa
     assert disk == pytest.approx((tmp_path / "index").stat().st_size, rel=0.01)
     assert mapped + resident == disk
     assert grown == pytest.approx(resident, rel=0.15, abs=SLACK)
-    assert read < 1.15 * mapped + 2 * SLACK  # a list or a graph is read in part
+    assert read < 1.15 * mapped + 3 * SLACK  # a list or a graph is read in part
     assert read > 0.85 * mapped - SLACK or "IVF" in factory or "HNSW" in factory
 
 
