@@ -29,15 +29,13 @@ from retriever.searchers.faiss_parameters import apply_parameters
 from retriever.searchers.rescoring import Metric, exact_scores
 from retriever.searchers.searcher import Memory, SearcherError, best_first, nothing_found
 from retriever.searchers.shards import VectorShards
-from retriever.searchers.sizes import index_memory
+from retriever.searchers.sizes import index_memory, training_rows
 
 __all__ = ["METRICS", "FaissSearcher", "Metric", "build_faiss", "tune_faiss"]
 
 METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 BLOCK_BYTES = 64 << 20  # of float32 that are added at a time
-TRAIN_ROWS_PER_LIST = 64  # k-means of FAISS takes 39 to 256 points per centroid, and warns below
-TRAIN_ROWS = 65_536  # at least, where there are so many: a PQ of 8 bits learns 256 centroids, 256 points each
 HEADER_NTOTAL = 8  # offset of the number of vectors in a serialised index: after the type's four letters and the dimension
 
 
@@ -266,7 +264,7 @@ def _untrained(dim: int, factory: str, metric: Metric) -> Any:
 
 
 def _train(index: Any, shards: VectorShards, train_rows: int | None, progress: Progress) -> None:
-    wanted = train_rows if train_rows is not None else max(TRAIN_ROWS, TRAIN_ROWS_PER_LIST * _lists(index))
+    wanted = train_rows if train_rows is not None else training_rows(index)
     sample = np.linspace(0, shards.count - 1, num=min(wanted, shards.count), dtype=np.int64)
     progress("trained", 0, len(sample))
     try:
@@ -274,11 +272,6 @@ def _train(index: Any, shards: VectorShards, train_rows: int | None, progress: P
     except RuntimeError as error:
         raise SearcherError(f"FAISS cannot train this index on {len(sample)} of {shards.count} vectors: {_reason(error)}") from error
     progress("trained", len(sample), len(sample))
-
-
-def _lists(index: Any) -> int:
-    ivf = faiss.try_extract_index_ivf(index)
-    return int(ivf.nlist) if ivf is not None else 0
 
 
 def _add(index: Any, shards: VectorShards, progress: Progress) -> None:

@@ -21,9 +21,11 @@ from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.shards import DTYPES, VectorType
 from retriever.searchers.words import words_of
 
-__all__ = ["BLOCKS", "GPU_SCRATCH", "bm25_memory", "building_bytes", "index_memory", "memory_of"]
+__all__ = ["BLOCKS", "GPU_SCRATCH", "bm25_memory", "building_bytes", "index_memory", "memory_of", "training_rows"]
 
 BLOCKS = "blocks"
+TRAIN_ROWS_PER_LIST = 64  # k-means of FAISS takes 39 to 256 points per centroid, and warns below
+TRAIN_ROWS = 65_536  # at least, where there are so many: a PQ of 8 bits learns 256 centroids, 256 points each
 LEVELS_AND_OFFSETS = 4 + 8  # bytes of HNSW per vector, besides its links
 LINK = 4
 ID = 8
@@ -72,11 +74,18 @@ def memory_of(
 
 
 def building_bytes(factory: str, count: int, dim: int) -> int:
-    """Memory that building takes at its end: the whole index, or nothing for those that go to the disk as they grow; blocks and samples aside."""
+    """Memory that building takes, blocks aside: the sample that it is trained on, then the index, unless that goes to the disk as it grows."""
     index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    sample = 0 if index.is_trained else 4 * dim * min(count, training_rows(index))
     if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
-        return 0
-    return index_memory(index, count, mmap=False).resident_bytes
+        return sample
+    return max(sample, index_memory(index, count, mmap=False).resident_bytes)
+
+
+def training_rows(index: Any) -> int:
+    """How many rows an index is trained on, where there are so many."""
+    ivf = faiss.try_extract_index_ivf(index)
+    return max(TRAIN_ROWS, TRAIN_ROWS_PER_LIST * int(ivf.nlist) if ivf is not None else 0)
 
 
 def bm25_memory(count: int, sample: Sequence[str]) -> Memory:

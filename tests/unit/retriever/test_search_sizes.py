@@ -48,9 +48,11 @@ def test_what_is_read_is_in_memory_and_what_is_rescored_is_mapped():
     assert memory_of("RaBitQ", 1000, 64, rescore="float16").mapped_bytes == memory_of("RaBitQ", 1000, 64).mapped_bytes + 128_000
 
 
-def test_flat_indexes_are_built_without_memory_and_graphs_in_it():
-    assert building_bytes("Flat", 10**6, 64) == building_bytes("SQ8", 10**6, 64) == 0
-    assert building_bytes("HNSW32,SQ8", 10**6, 64) > 64 * 10**6
+def test_flat_indexes_are_built_in_the_memory_of_their_sample_and_graphs_in_their_own():
+    assert building_bytes("Flat", 10**6, 64) == 0
+    assert building_bytes("SQ8", 10**6, 64) == 65_536 * 64 * 4
+    assert building_bytes("IVF16384,RaBitQ", 10**7, 64) == 64 * 16_384 * 64 * 4
+    assert building_bytes("HNSW32,SQ8", 10**6, 64) == memory_of("HNSW32,SQ8", 10**6, 64).disk_bytes
 
 
 def test_an_unknown_type_is_refused():
