@@ -333,7 +333,8 @@ def _reconstructed(index: Any, rows: npt.NDArray[np.int64]) -> Vectors:
     try:
         if ivf is not None:
             ivf.make_direct_map(True)
-        return np.stack([index.reconstruct(int(row)) for row in rows])
+        decoded: Vectors = index.reconstruct_batch(rows)
+        return decoded
     except RuntimeError as error:
         raise SearcherError(f"an index of type {type(index).__name__} cannot decode its vectors: {_reason(error)}") from error
     finally:
