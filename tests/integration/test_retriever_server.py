@@ -121,22 +121,40 @@ def test_a_hangup_opens_the_index_again_and_a_broken_one_changes_nothing(corpus:
         assert "was moved to" in client.post("/retrieve", json={"query": "Norway"}).text
 
 
-def test_the_port_answers_while_the_index_is_being_opened(tmp_path: Path):
-    corpus = tmp_path / "corpus.jsonl"
-    os.mkfifo(corpus)  # whoever opens it waits for its writer
-    command = [sys.executable, "-m", "retriever", "serve", str(corpus)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        url = next(line.split()[-1] for line in process.stderr if "listening on" in line)
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
-        loading = httpx.get(f"{url}/ready", trust_env=False)
-        assert (loading.status_code, loading.json()["status"]) == (503, "loading")
-        assert httpx.post(f"{url}/retrieve", json={"query": "Oslo"}, trust_env=False).status_code == 503
-        corpus.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        assert process.stdout.readline() == f"ready {url}\n"
-        assert httpx.get(f"{url}/ready", trust_env=False).json()["documents"] == 2
-        process.terminate()
+OPENED_BY_A_LINE = """
+import sys
+from pathlib import Path
+from retriever.app import create_app
+from retriever.building.load import load
+from retriever.local import LocalService
+from retriever.serve import serve
+
+def opens(progress):
+    progress("waiting for a line", 1, 2)
+    sys.stdin.readline()
+    return load(Path(sys.argv[1]), progress=progress)
+
+service = LocalService(opens)
+serve(create_app(service), opened=service.opened)
+"""
+
+
+def test_the_port_answers_while_the_index_is_being_opened(corpus: Path):
+    command = [sys.executable, "-c", OPENED_BY_A_LINE, str(corpus)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=Path(__file__).parents[2], **pipes) as process:  # type: ignore[call-overload]
+        try:
+            url = next(line.split()[-1] for line in process.stderr if "listening on" in line)
+            assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+            loading = httpx.get(f"{url}/ready", trust_env=False)
+            assert (loading.status_code, loading.json()["status"]) == (503, "loading")
+            assert httpx.post(f"{url}/retrieve", json={"query": "Oslo"}, trust_env=False).status_code == 503
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == f"ready {url}\n"
+            assert httpx.get(f"{url}/ready", trust_env=False).json()["documents"] == 2
+        finally:
+            process.kill()
 
 
 def test_no_request_is_lost_while_the_index_is_opened_again_under_load(corpus: Path):
