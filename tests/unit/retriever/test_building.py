@@ -315,3 +315,28 @@ def test_a_plan_of_nothing_new_says_so(corpus: Path, tmp_path: Path):
     build(corpus, tmp_path / "index", KEPT)
     with pytest.raises(IndexFault, match="there already"):
         planned(corpus, tmp_path / "index", KEPT)
+
+
+OPENED = """
+import sys, time
+from pathlib import Path
+from retriever.index import Index
+from retriever.query import Query
+started = time.perf_counter()
+index = Index.open(Path(sys.argv[1]))
+opened = time.perf_counter() - started
+[[hit]] = index.search([Query(text="number777777", topk=1)])
+print(opened, len(index), index.memory().mapped_bytes)
+"""
+
+
+@pytest.mark.soak
+def test_a_million_vectors_of_384_open_in_less_than_two_seconds_and_are_mapped(tmp_path: Path):
+    corpus = tmp_path / "corpus.jsonl"
+    with corpus.open("w") as file:
+        file.writelines(json.dumps({"id": f"doc{i}", "contents": f"number{i} word{i % 997}"}) + "\n" for i in range(1_000_000))
+    out = build(corpus, tmp_path / "index", BuildSpec(encoder=HashedSettings(dim=384)))
+    command = [sys.executable, "-c", OPENED, str(out)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]).stdout.split()
+    assert float(told[0]) < 2, "seconds"
+    assert (int(told[1]), int(told[2]) >= 1_000_000 * 384 * 4) == (1_000_000, True)
