@@ -72,7 +72,7 @@ class Loaded:
 
 def main(about: str) -> None:
     """Prepare, measure in rounds, print the table."""
-    arguments = _arguments(about)
+    arguments = arguments_of(about)
     index, digest = prepared(arguments)
     texts, origin = questions(arguments)
     cores = sorted(os.sched_getaffinity(0))
@@ -254,7 +254,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
 
 
-def _arguments(about: str) -> argparse.Namespace:
+def arguments_of(about: str, **more: Mapping[str, Any]) -> argparse.Namespace:
+    """The command line's, of a benchmark over the passages. `more` are options of its own: name to what argparse wants to know."""
     options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--passages", type=int, default=50_000)
     options.add_argument("--rounds", type=int, default=5)
@@ -264,6 +265,8 @@ def _arguments(about: str) -> argparse.Namespace:
     options.add_argument("--cores", type=lambda text: tuple(int(core) for core in text.split(",")), metavar="SERVER,CLIENT", help="the last two")
     options.add_argument("--cache", type=Path, default=Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl" / "benchmarks")
     options.add_argument("--json", type=Path, metavar="FILE")
+    for name, about_it in more.items():
+        options.add_argument(f"--{name}", **about_it)
     arguments = options.parse_args()
     if arguments.model is None:
         try:

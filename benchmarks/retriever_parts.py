@@ -1,0 +1,162 @@
+"""Encoders and kinds of index, side by side: what each costs alone, and what it finds. One thread on one core, medians, everything in one run.
+
+    python benchmarks/retriever_parts.py [--passages 50000] [--rounds 5] [--only encoders|indexes]
+
+Passages, their vectors and the questions are those of benchmarks/retriever.py, which makes them if it has not (some 20 minutes of CPU, once).
+
+    encoders    questions per second, one at a time, in 16s and in 64s, as a server encodes them; cosines to PyTorch in float32
+    indexes     ms for 1, 16 and 64 questions together, of 10 hits; found: of the 10 that an exact product in float64 finds, and the first of them
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+if __name__ == "__main__":  # before NumPy, PyTorch and FAISS are imported
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+import faiss
+import numpy as np
+from retriever_claims import arguments_of, hardware, prepared, questions, versions
+
+from retriever.encoders.encoder import Encoder
+from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import Runtime
+from retriever.manifest import Manifest
+from retriever.query import Vectors
+from retriever.searchers.blocks import BlockSearcher
+from retriever.searchers.faiss_index import FaissSearcher, build_faiss
+from retriever.searchers.searcher import Searcher
+from retriever.searchers.shards import VectorShards, VectorType, write_shard
+
+RUNTIMES = {
+    "torch, fp32": Runtime(kind="torch"),
+    "onnx, fp32": Runtime(kind="onnx"),
+    "torch, bf16": Runtime(kind="torch", precision="bf16"),
+    "onnx, int8": Runtime(kind="onnx", precision="int8"),
+}
+# Factory, parameters of the search, and whether the best 100 are scored again by vectors of 16 bit.
+INDEXES: Sequence[tuple[str, str | None, bool]] = (
+    ("Flat", None, False),
+    ("SQfp16", None, False),
+    ("SQ8", None, False),
+    ("HNSW32,SQ8", "efSearch=64", False),
+    ("HNSW32,SQ8", "efSearch=64", True),
+    ("IVF256,SQ8", "nprobe=16", False),
+    ("IVF256,SQ8", "nprobe=16", True),
+    ("RaBitQ", None, False),
+    ("RaBitQ", None, True),
+    ("PQ48x4fs", None, True),
+)
+BLOCKS: Sequence[VectorType] = ("float16", "bfloat16")
+BATCHES = (1, 16, 64)
+TOPK = 10
+ASKED = 512  # questions, for what is found
+
+
+def main(about: str) -> None:
+    """Measure both tables and print them."""
+    arguments = arguments_of(about, only={"choices": ("encoders", "indexes")})
+    index, _ = prepared(arguments)
+    texts = questions(arguments)[0]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    record = Manifest.read(index).encoder
+    assert record is not None
+    encoders = {name: open_encoder(record, runtime, table=None) for name, runtime in RUNTIMES.items()}
+    print(f"{hardware()}; {versions()}; one thread; medians of {arguments.rounds} rounds of CPU time\n")
+    if arguments.only != "indexes":
+        print_encoders(encoders, texts, arguments.rounds)
+    if arguments.only != "encoders":
+        stored = faiss.read_index(str(index / "vectors.faiss"))
+        vectors = stored.reconstruct_n(0, stored.ntotal)
+        print_indexes(vectors, encoders["torch, fp32"].encode_queries(texts[:ASKED]), arguments.rounds)
+
+
+def print_encoders(encoders: Mapping[str, Encoder], texts: Sequence[str], rounds: int) -> None:
+    """Questions per second, and how far vectors are from PyTorch's in float32."""
+    exact = encoders["torch, fp32"].encode_queries(texts[:ASKED])
+    calls = {
+        (name, batch): lambda number, encoder=encoder, batch=batch: encoder.encode_queries(_some(texts, number, batch))
+        for batch in BATCHES
+        for name, encoder in encoders.items()
+    }
+    seconds = _seconds(calls, rounds)
+    print("| runtime, precision | questions/s, one at a time | in 16s | in 64s | cosine to fp32: mean | least |\n|---|---|---|---|---|---|")
+    for name, encoder in encoders.items():
+        cosines = (encoder.encode_queries(texts[:ASKED]) * exact).sum(axis=1)
+        rates = " | ".join(f"{batch / seconds[name, batch]:.0f}" for batch in BATCHES)
+        print(f"| {name} | {rates} | {cosines.mean():.5f} | {cosines.min():.5f} |")
+    print()
+
+
+def print_indexes(vectors: Vectors, asked: Vectors, rounds: int) -> None:
+    """Milliseconds, megabytes, and what is found."""
+    exact = np.argsort(-(asked.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1, kind="stable")[:, :TOPK]
+    print(f"{len(vectors)} vectors of {vectors.shape[1]}, top {TOPK}\n")
+    print("| index | MB | building, s | 1: ms | 16: ms | 64: ms | found of the first 10 | the first |\n|---|---|---|---|---|---|---|---|")
+    folder = Path(tempfile.mkdtemp(prefix="retriever-parts-"))
+    try:
+        shards = {dtype: _shards(folder, vectors, dtype) for dtype in (*BLOCKS, "float32")}
+        for dtype in BLOCKS:
+            started = process_time()
+            searcher = BlockSearcher.open(shards[dtype], dtype=dtype)
+            _print_index(f"blocks, {dtype}", searcher, process_time() - started, shards[dtype].memory().disk_bytes, asked, exact, rounds)
+        for factory, parameters, rescore in INDEXES:
+            path, started = folder / "vectors.faiss", process_time()
+            build_faiss(shards["float32"], factory, path)
+            took, nbytes = process_time() - started, path.stat().st_size
+            kept = shards["float16"] if rescore else None
+            name = ", ".join(filter(None, (factory, parameters, "rescored" if rescore else None)))
+            opened = FaissSearcher.open(path, parameters=parameters, rescore=kept)
+            _print_index(name, opened, took, nbytes + (kept.memory().disk_bytes if kept else 0), asked, exact, rounds)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _print_index(name: str, searcher: Searcher, built_s: float, nbytes: int, asked: Vectors, exact: np.ndarray, rounds: int) -> None:
+    found = searcher.search(asked, TOPK)[1]
+    of_ten = np.mean([len(set(some) & set(best)) / TOPK for some, best in zip(found.tolist(), exact.tolist(), strict=True)])
+    calls = {("", batch): lambda number, batch=batch: searcher.search(_rows(asked, number, batch), TOPK) for batch in BATCHES}
+    seconds = _seconds(calls, rounds)
+    times = " | ".join(f"{1e3 * seconds['', batch]:.2f}" for batch in BATCHES)
+    print(f"| {name} | {nbytes / 1e6:.0f} | {built_s:.1f} | {times} | {of_ten:.3f} | {np.mean(found[:, 0] == exact[:, 0]):.3f} |", flush=True)
+
+
+def _seconds(calls: Mapping[tuple[str, int], Callable[[int], object]], rounds: int) -> dict[tuple[str, int], float]:
+    """CPU seconds of each call, which gets a number of its own each time: all calls once in a round, the first round apart."""
+    took: dict[tuple[str, int], list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            times = []
+            until = perf_counter() + 0.3
+            while not times or perf_counter() < until:
+                started = process_time()
+                call(97 * number + len(times))
+                times.append(process_time() - started)
+            took[name].append(sum(times) / len(times))
+    return {name: median(times[1:]) for name, times in took.items()}
+
+
+def _some(texts: Sequence[str], number: int, count: int) -> list[str]:
+    return [texts[(number * count + i) % len(texts)] for i in range(count)]
+
+
+def _rows(asked: Vectors, number: int, count: int) -> Vectors:
+    return asked[(number * count + np.arange(count)) % len(asked)]
+
+
+def _shards(folder: Path, vectors: Vectors, dtype: VectorType) -> VectorShards:
+    path = folder / f"{dtype}.npy"
+    write_shard(path, vectors, dtype)
+    return VectorShards.open([path])
+
+
+if __name__ == "__main__":
+    main(__doc__ or "")
