@@ -13,7 +13,6 @@ Scoring at build time: Lu, BM25S: Orders of magnitude faster lexical search via 
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -164,13 +163,11 @@ def build_bm25(
         raise SearcherError(f"BM25 has k1 >= 0 and b of 0 to 1, got k1 = {k1} and b = {b}")
     directory.mkdir(parents=True, exist_ok=True)
     spill = directory / "spill"
-    shutil.rmtree(spill, ignore_errors=True)
-    spill.mkdir()
     try:
-        vocabulary, lengths = _spill(texts, count, spill, progress)
-        postings = _write_postings(spill, directory, lengths, len(vocabulary), k1=k1, b=b, progress=progress)
+        vocabulary, lengths, sizes = _spill(texts, count, spill, progress)
+        postings = _write_postings(_spilled(spill, sizes), directory, lengths, len(vocabulary), k1=k1, b=b, progress=progress)
     finally:
-        shutil.rmtree(spill, ignore_errors=True)
+        spill.unlink(missing_ok=True)
     hashes = np.fromiter(map(_hash, vocabulary), np.uint64, len(vocabulary))
     order = np.argsort(hashes, kind="stable")
     np.save(directory / "words.npy", hashes[order], allow_pickle=False)
@@ -178,26 +175,40 @@ def build_bm25(
     return {"count": count, "k1": k1, "b": b, "method": "lucene", "tokenizer": TOKENIZER, "words": len(vocabulary), "postings": postings}
 
 
-def _spill(texts: Iterable[str], count: int, spill: Path, progress: Progress) -> tuple[dict[str, int], Ints]:
-    """Count words text by text: a file [3, P] of words, rows and counts for every piece, sorted by word. The words by column, the texts' lengths."""
+def _spill(texts: Iterable[str], count: int, spill: Path, progress: Progress) -> tuple[dict[str, int], Ints, list[int]]:
+    """Count words text by text: [3, P] of words, rows and counts for every piece, sorted by word, one piece behind the other in one file.
+
+    Returns the words by column, the texts' lengths, and every piece's P.
+    """
     vocabulary: defaultdict[str, int] = defaultdict()
     vocabulary.default_factory = vocabulary.__len__  # a new word takes the next column
     lengths = np.zeros(count, np.int32)
-    done = 0
-    for number, some in enumerate(_pieces(texts)):
-        if done + len(some) > count:
-            raise SearcherError(f"there are more than the {count} texts that were announced")
-        words = [words_of(text) for text in some]
-        sizes = np.array([len(of_text) for of_text in words], np.int64)
-        columns = np.fromiter(map(vocabulary.__getitem__, chain.from_iterable(words)), np.int64, int(sizes.sum()))
-        keys, counts = np.unique(columns << 32 | np.repeat(np.arange(done, done + len(some)), sizes), return_counts=True)
-        np.save(spill / f"{number:06}.npy", np.stack([keys >> 32, keys & 0xFFFFFFFF, counts]).astype(np.int32), allow_pickle=False)
-        lengths[done : done + len(some)] = sizes
-        done += len(some)
-        progress("words counted", done, count)
+    done, sizes = 0, []
+    with spill.open("wb") as file:
+        for some in _pieces(texts):
+            if done + len(some) > count:
+                raise SearcherError(f"there are more than the {count} texts that were announced")
+            words = [words_of(text) for text in some]
+            found = np.array([len(of_text) for of_text in words], np.int64)
+            columns = np.fromiter(map(vocabulary.__getitem__, chain.from_iterable(words)), np.int64, int(found.sum()))
+            keys, counts = np.unique(columns << 32 | np.repeat(np.arange(done, done + len(some)), found), return_counts=True)
+            file.write(np.stack([keys >> 32, keys & 0xFFFFFFFF, counts]).astype(np.int32).tobytes())
+            sizes.append(len(keys))
+            lengths[done : done + len(some)] = found
+            done += len(some)
+            progress("words counted", done, count)
     if done != count:
         raise SearcherError(f"there are {done} texts, {count} were announced")
-    return dict(vocabulary), lengths
+    return dict(vocabulary), lengths, sizes
+
+
+def _spilled(spill: Path, sizes: Sequence[int]) -> list[Ints]:
+    """The pieces, mapped. They are one file because a process may have no more than some 1,000 open: 16 million texts' pieces."""
+    if not sum(sizes):
+        return []
+    whole = np.memmap(spill, np.int32, mode="r").view(np.ndarray)
+    ends = np.cumsum(sizes).tolist()
+    return [whole[3 * (end - size) : 3 * end].reshape(3, size) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -206,9 +217,8 @@ def _pieces(texts: Iterable[str]) -> Iterator[list[str]]:
         yield some
 
 
-def _write_postings(spill: Path, directory: Path, lengths: Ints, words: int, *, k1: float, b: float, progress: Progress) -> int:
+def _write_postings(pieces: Sequence[Ints], directory: Path, lengths: Ints, words: int, *, k1: float, b: float, progress: Progress) -> int:
     """Merge the pieces into columns, some columns at a time."""
-    pieces = [np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(spill.iterdir())]
     frequencies = np.zeros(words, np.int64)  # texts with the word
     for piece in pieces:
         frequencies += np.bincount(piece[0], minlength=words)
@@ -235,7 +245,8 @@ def _write_postings(spill: Path, directory: Path, lengths: Ints, words: int, *, 
 
 def _merged(pieces: Sequence[Ints], first: int, last: int) -> tuple[Ints, Ints, Ints]:
     """Columns, rows and counts of the columns `first` to `last`, by column, then row."""
-    spans = [np.searchsorted(piece[0], [first, last]) for piece in pieces]
+    bounds = np.array([first, last], np.int32)  # of the pieces' own type: for another, NumPy would convert all of each
+    spans = [np.searchsorted(piece[0], bounds) for piece in pieces]
     columns, rows, counts = (np.concatenate([piece[k, low:high] for piece, (low, high) in zip(pieces, spans, strict=True)]) for k in range(3))
     order = np.argsort(columns, kind="stable")  # pieces come in the order of their rows
     return columns[order], rows[order], counts[order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +74,23 @@ def test_a_search_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize("texts", [[], [""], ["", "?"]])
 def test_texts_without_a_word_are_an_index_that_finds_nothing(tmp_path, texts):
     assert searcher_of(tmp_path, texts).search(["cat"], 2)[1].tolist() == [[-1, -1]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_pieces_of_many_texts_are_one_file(tmp_path):
+    # each was a mapped file, and a process may have 1,024 open: 17 million texts could not be indexed
+    texts = ["a"] * 40_000
+    texts[39_999] = "a b"
+    most = [0]
+
+    def count(what, done, of):
+        if what == "words indexed":
+            most.append(sum(str(tmp_path) in str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()))
+
+    searcher = searcher_of(tmp_path, texts, progress=count)
+    assert max(most) == 3, "the pieces, rows.npy and scores.npy"
+    assert searcher.search(["b"], 2)[1].tolist() == [[39_999, -1]]
+    assert searcher.search(["a b"], 2)[1].tolist() == [[39_999, 0]]
 
 
 @pytest.mark.slow
