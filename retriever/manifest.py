@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,9 +164,12 @@ class Manifest:
         return _parsed(plain, path)
 
     def write(self, directory: Path) -> None:
-        """Write it into the directory, by rename."""
+        """Write it into the directory, by rename once it is on the disk: a build that finds it takes it for whole."""
         partial = directory / f".{MANIFEST}.partial"
-        partial.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"format": self.format, **asdict(self)}, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         partial.rename(directory / MANIFEST)
 
     def check_files(self, directory: Path, *, wholly: bool = False, progress: Progress = silent) -> None:

@@ -115,7 +115,7 @@ def _adopt(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption, cont
     if job is None:
         record = _linked(adopt_corpus(corpus, held.directory, progress=progress), held.directory)
         job = Job(spec=dict(content), corpus=record, shard_rows=spec.shard_rows or SHARD_ROWS)
-        held.keep(job.plain())
+        held.keep(job.plain(held.directory))
     if dense.count != job.corpus.count:
         raise IndexFault(
             f"{vectors} holds {dense.count} vectors, {corpus} {job.corpus.count} documents: they do not belong together "

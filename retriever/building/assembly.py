@@ -167,7 +167,7 @@ def _dense(
     if not (directory / VECTORS).exists():
         try:
             vectors = VectorShards.open([path for path, _ in shards])
-            build_faiss(vectors, spec.index, directory / VECTORS, threads=spec.runtime.threads, progress=progress)
+            build_faiss(vectors, spec.index, directory / VECTORS, threads=spec.threads or spec.runtime.threads, progress=progress)
         except SearcherError as error:
             raise IndexFault(f"--index {spec.index}: {error}") from error
     rescore = RescoreRecord(dtype=spec.shard_dtype, files=list(_kept(spec, shards)), depth=spec.rescore_depth) if spec.rescore else None

@@ -38,15 +38,17 @@ class Job:
     shard_rows: int
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Job:
-        """Of its JSON."""
+    def of(cls, plain: dict[str, Any], directory: Path) -> Job:
+        """Of its JSON, in the directory where it is being built: which may have been moved."""
         corpus = plain["corpus"]
-        record = CorpusRecord(**{**corpus, "documents": Path(corpus["documents"]), "source": SourceFile(**corpus["source"])})
+        record = CorpusRecord(**{**corpus, "documents": directory / corpus["documents"], "source": SourceFile(**corpus["source"])})
         return cls(spec=plain["spec"], corpus=record, shard_rows=plain["shard_rows"])
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return {**asdict(self), "corpus": {**asdict(self.corpus), "documents": str(self.corpus.documents)}}
+    def plain(self, directory: Path) -> dict[str, Any]:
+        """As JSON: the documents by their name where they lie in the directory, and otherwise by their absolute path."""
+        documents = self.corpus.documents
+        told = documents.name if documents.parent == directory else str(documents.absolute())
+        return {**asdict(self), "corpus": {**asdict(self.corpus), "documents": told}}
 
 
 def build(
@@ -110,7 +112,7 @@ def check_job(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_ro
     found = held.job()
     if found is None:
         return None
-    job = Job.of(found)
+    job = Job.of(found, held.directory)
     old: dict[str, Any] = {"corpus": {"sha256": job.corpus.source.sha256}, **job.spec}
     new: dict[str, Any] = {"corpus": {"sha256": sha256_of(corpus)}, **content}
     if shard_rows is not None:
@@ -157,7 +159,7 @@ def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, to
         record = import_corpus(corpus, held.directory, progress=progress)
         rows = spec.shard_rows or (shard_rows_at(plan.documents_per_s, record.count) if plan and plan.documents_per_s else SHARD_ROWS)
         job = Job(spec=spec.content(), corpus=record, shard_rows=rows)
-        held.keep(job.plain())
+        held.keep(job.plain(held.directory))
         if plan is not None:
             plan.of_documents(record.count).check()
     encoder, shards = _embedded(held, job, spec, progress)

@@ -131,7 +131,7 @@ class Plan:
         """At the most, while it is built."""
         kept = sum(part.memory.disk_bytes for part in self.parts)
         shards_stay = self.spec.index == BLOCKS or self.spec.rescore
-        return kept + (0 if shards_stay else self.shard_bytes)
+        return kept + (0 if shards_stay else self.shard_bytes) + (_spilled(self.sample) if self.spec.bm25 else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -287,6 +287,12 @@ def _words(sample: Sample) -> Memory:
     from retriever.searchers.sizes import bm25_memory
 
     return bm25_memory(sample.documents, sample.texts[:: max(1, len(sample.texts) // WORDS_OF)])
+
+
+def _spilled(sample: Sample) -> int:
+    from retriever.searchers.sizes import bm25_spill
+
+    return bm25_spill(_words(sample))
 
 
 def _kind(spec: BuildSpec, dim: int) -> str:

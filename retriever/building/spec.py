@@ -30,6 +30,7 @@ class BuildSpec:
         shard_rows: documents between two marks that a build goes on from; None: about two minutes of work.
         devices: one process each embeds; "cpu" may come several times.
         runtime: what runs the encoder; its device is not read.
+        threads: that make a FAISS index; None: as many as the runtime's.
     """
 
     encoder: TransformerSettings | HashedSettings | None = field(default_factory=HashedSettings)
@@ -41,6 +42,7 @@ class BuildSpec:
     shard_rows: int | None = None
     devices: tuple[str, ...] = ("cpu",)
     runtime: Runtime = field(default_factory=Runtime)
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.encoder is None and not self.bm25:
@@ -61,8 +63,9 @@ class BuildSpec:
             raise ValueError("--device names no device")
         if isinstance(self.encoder, HashedSettings) and set(self.devices) != {"cpu"}:
             raise ValueError(f"the hashed encoder computes on CPUs, not on {', '.join(self.devices)}; --device cpu,cpu takes two processes")
-        if self.shard_rows is not None and self.shard_rows < 1:
-            raise ValueError(f"--shard-rows must be at least 1, got {self.shard_rows}")
+        for name, number in (("--shard-rows", self.shard_rows), ("--threads", self.threads)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
 
     @property
     def shard_dtype(self) -> Dtype:

@@ -38,14 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
     from retriever.footprint import footprint_of
     from retriever.manifest import Manifest
 
+    devices = devices_of(arguments.device)
     spec = BuildSpec(
         encoder=encoder_of(arguments),
         index=arguments.index or "Flat",
         dtype=arguments.dtype,
         rescore=arguments.rescore,
         bm25=arguments.bm25,
-        devices=devices_of(arguments.device),
-        runtime=runtime_of(arguments),
+        devices=devices,
+        runtime=runtime_of(arguments, *devices[:1]),
+        threads=arguments.threads,
     )
     adoption = Adoption(spec=spec, keep=arguments.index is None)
 

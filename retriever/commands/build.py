@@ -73,6 +73,7 @@ def spec_of(arguments: argparse.Namespace) -> BuildSpec:
     encoder = encoder_of(arguments)
     if encoder is None and arguments.index is not None:
         raise ValueError("--index is of vectors, and with --encoder none there are none: leave it out")
+    devices = devices_of(arguments.device)
     return BuildSpec(
         encoder=encoder,
         index=arguments.index or "Flat",
@@ -80,6 +81,7 @@ def spec_of(arguments: argparse.Namespace) -> BuildSpec:
         rescore=arguments.rescore,
         bm25=arguments.bm25,
         shard_rows=arguments.shard_rows,
-        devices=devices_of(arguments.device),
-        runtime=runtime_of(arguments),
+        devices=devices,
+        runtime=runtime_of(arguments, *devices[:1]),
+        threads=arguments.threads,
     )

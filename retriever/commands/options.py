@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["HASHED", "NONE", "OF_HASHED", "OF_MODELS", "add_encoder", "add_model", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
 
 HASHED, NONE = "hashed", "none"
+CPU = "cpu"
 OF_MODELS = ("pooling", "query_prefix", "document_prefix", "max_query_tokens", "max_document_tokens", "normalize")
 OF_HASHED = ("dim", "word_weight", "trigram_weight")
 
@@ -64,11 +65,12 @@ def encoder_of(arguments: argparse.Namespace) -> TransformerSettings | HashedSet
     return describe(kind, **{name: getattr(arguments, name) for name in OF_MODELS})
 
 
-def runtime_of(arguments: argparse.Namespace) -> Runtime:
-    """What the flags say of it, on a CPU."""
+def runtime_of(arguments: argparse.Namespace, device: str = CPU) -> Runtime:
+    """What the flags say of it, on a device. The threads are those of a CPU."""
     from retriever.encoders.settings import Runtime
 
-    return Runtime(kind=arguments.runtime, precision=arguments.precision, threads=arguments.threads)
+    threads = arguments.threads if device == CPU else 1
+    return Runtime(kind=arguments.runtime, precision=arguments.precision, device=device, threads=threads)
 
 
 def devices_of(text: str) -> tuple[str, ...]:

@@ -236,6 +236,8 @@ def build_faiss(
         else:
             _add(index, shards, progress)
             faiss.write_index(index, str(partial))
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # a build that finds the file takes it for whole
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)

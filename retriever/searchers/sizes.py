@@ -21,7 +21,7 @@ from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.shards import DTYPES, VectorType
 from retriever.searchers.words import words_of
 
-__all__ = ["BLOCKS", "GPU_SCRATCH", "bm25_memory", "building_bytes", "index_memory", "memory_of", "training_rows"]
+__all__ = ["BLOCKS", "GPU_SCRATCH", "bm25_memory", "bm25_spill", "building_bytes", "index_memory", "memory_of", "training_rows"]
 
 BLOCKS = "blocks"
 TRAIN_ROWS_PER_LIST = 64  # k-means of FAISS takes 39 to 256 points per centroid, and warns below
@@ -32,6 +32,7 @@ ID = 8
 FAST_SCAN_ROWS = 32  # a block of FastScan; the last one of each list is filled up
 GPU_SCRATCH = 1536 << 20  # per GPU of more than 8 GB: StandardGpuResources' default (faiss/gpu/StandardGpuResources.cpp, 1.15.1)
 POSTING = 4 + 4  # row and score
+SPILLED_POSTING = 4 + 4 + 4  # word, row and count: until the columns are written
 WORD = 8 + 4 + 4 + 8  # hash, column, top, start
 HEAPS_EXPONENT = 0.6  # new words get rarer: their number grows with texts ** .4 to .7 (Heaps 1978; Manning et al. 2008, section 5.1.1)
 
@@ -97,6 +98,11 @@ def bm25_memory(count: int, sample: Sequence[str]) -> Memory:
     words = len(set().union(*found)) * (count / len(sample)) ** HEAPS_EXPONENT
     size = int(postings * POSTING + min(words, postings) * WORD)
     return Memory(mapped_bytes=size, disk_bytes=size, resident_bytes=4 * count)
+
+
+def bm25_spill(memory: Memory) -> int:
+    """Bytes of disk that building an index of words needs besides those it leaves, at most: see `bm25_memory`."""
+    return memory.disk_bytes * SPILLED_POSTING // POSTING
 
 
 def index_memory(index: Any, count: int, *, mmap: bool) -> Memory:

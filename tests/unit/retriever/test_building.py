@@ -1,6 +1,8 @@
+import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from retriever.building.shards import finished, shards_of
 from retriever.building.spec import BuildSpec, differences
 from retriever.building.verify import verify
 from retriever.building.workshop import workshop
+from retriever.commands.options import runtime_of
 from retriever.encoders.hashed import HashedSettings
 from retriever.encoders.settings import Runtime
 from retriever.index import Index
@@ -159,6 +162,41 @@ def test_two_builds_of_one_directory_at_once_are_refused(corpus: Path, tmp_path:
             build(corpus, tmp_path / "index", KEPT)
         held.drop()
     assert build(corpus, tmp_path / "index", KEPT).is_dir(), "the lock of a build that ended is no one's"
+
+
+def test_a_build_goes_on_where_its_directory_was_moved_to(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # the documents were looked for at the path that the first command had named
+    monkeypatch.chdir(tmp_path)
+    unfinished = stopped(corpus, Path("index"), KEPT, ("documents embedded", 8))
+    (tmp_path / "larger disk").mkdir()
+    unfinished.rename(tmp_path / "larger disk" / unfinished.name)
+    heard = Heard()
+    build(corpus, tmp_path / "larger disk" / "index", KEPT, heard)
+    assert heard.of("documents embedded") == [10], "two of ten were left"
+
+
+def test_many_may_wait_for_a_build_that_ends(corpus: Path, tmp_path: Path):
+    # one removed the directory while another was about to lock a file in it: FileNotFoundError
+    def wait(_: int) -> list[None]:
+        found = []
+        for _ in range(40):
+            with workshop(tmp_path, wait=True) as held:
+                assert held is None
+                found.append(held)
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(map(len, threads.map(wait, range(4)))) == 160
+
+
+def test_half_precision_is_for_a_gpu_that_embeds_and_threads_still_make_the_index():
+    # fp16 was refused as if it were a CPU's
+    arguments = argparse.Namespace(runtime="auto", precision="fp16", threads=8)
+    assert runtime_of(arguments, "cuda:0").info == {"runtime": "torch", "precision": "fp16", "device": "cuda:0", "threads": 1}
+    with pytest.raises(ValueError, match="fp16 is for GPUs"):
+        runtime_of(arguments)
+    with pytest.raises(ValueError, match="--threads must be at least 1"):
+        BuildSpec(threads=0)
 
 
 def test_shards_cover_all_rows_once(tmp_path: Path):
