@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = ["Workshop", "workshop", "write_array", "write_whole"]
 
 JOB = "job.json"
 LOCK = "lock"
+REMOVALS = 1000  # by others, while one locks: there are as many at most as processes that wait
 
 
 class Workshop:
@@ -125,11 +126,7 @@ def _sync(directory: Path) -> None:
 
 def _locked(lock: Path, wait: bool) -> int:
     while True:
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # another process removed the directory meanwhile
-            continue
+        descriptor = _opened(lock)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is(lock, descriptor):
@@ -138,6 +135,16 @@ def _locked(lock: Path, wait: bool) -> int:
             os.close(descriptor)
             raise IndexFault(f"{lock.parent.parent} is being built by another process: wait for it, or end it and build again") from error
         os.close(descriptor)  # the directory was finished while we waited: its lock is that of nothing
+
+
+def _opened(lock: Path) -> int:
+    """The file, made where it is not there. Whoever finds the index in place removes the directory, at any moment of these."""
+    for _ in range(REMOVALS):
+        with suppress(FileNotFoundError, FileExistsError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
 
 
 def _is(path: Path, descriptor: int) -> bool:
