@@ -26,6 +26,7 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}  # of
 MANY = 4  # queries: 50,000 x 384 on one thread, scan against product: 1.5 and 4.4 ms for one query, 5.7 and 4.9 ms for four
 GROUP = 64  # scores whose largest stands for them while the best are looked for
 CONVERTED_ROWS = 2048  # that are converted at a time: they stay in the cache
+MERGED = 16  # times the depth: so many candidates of blocks are kept before the best of them are
 LOADED_ROWS = 16_384  # that are in memory as float32 while they are rounded
 
 
@@ -103,15 +104,21 @@ class BlockPart:
     def _multiplied(self, queries_ND: Vectors, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        queries = torch.from_numpy(queries_ND).to(self.device, getattr(torch, self.product))
-        scores, rows, start = [], [], self.first
+        lengths = np.linalg.norm(queries_ND.astype(np.float64), axis=1, keepdims=True)
+        lengths_N1 = np.maximum(lengths, np.finfo(np.float32).tiny).astype(np.float32)
+        queries = torch.from_numpy(queries_ND / lengths_N1).to(self.device, getattr(torch, self.product))  # float16 ends at 65504
+        scores, rows, start, width = [], [], self.first, 0
         with torch.inference_mode():
             for block in self.blocks:
                 best, at = _largest(self._scores(queries, block), min(depth, len(block)))
                 scores.append(best.float())
                 rows.append(at + start)
-                start += len(block)
-            return torch.cat(scores, dim=1), torch.cat(rows, dim=1)
+                start, width = start + len(block), width + best.shape[1]
+                if width > MERGED * depth:
+                    scores, rows = _merged(scores, rows, depth)
+                    width = depth
+            scores, rows = _merged(scores, rows, depth)
+            return scores[0] * torch.from_numpy(lengths_N1).to(self.device), rows[0]
 
     def _scores(self, queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         """[N, rows]. What has to be converted is converted some rows at a time."""
@@ -149,6 +156,15 @@ def _largest(scores_NR: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.T
     return best.values, places.gather(1, best.indices)
 
 
+def _merged(scores: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], depth: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The `depth` best of several lists [N, K] of candidates."""
+    import torch
+
+    together = torch.cat(list(scores), dim=1)
+    best = together.topk(min(depth, together.shape[1]), dim=1, sorted=False)
+    return [best.values], [torch.cat(list(rows), dim=1).gather(1, best.indices)]
+
+
 def _product(device: str, dtype: BlockType) -> str:
     """The type that a device multiplies fastest. A CPU without instructions for bfloat16 emulates them slowly; for float16 few have any."""
     import torch
@@ -172,11 +188,13 @@ def _fill(block: torch.Tensor, shards: VectorShards, start: int, stop: int, dtyp
     """Copy rows into (a piece of) a block; the largest distance between a vector and its 16 bits."""
     done, largest = 0, 0.0
     for stored in shards.span(start, stop):
-        exact = as_float32(stored)
-        bits = as_stored(exact, dtype)
+        bits = stored
+        if shards.dtype != dtype:
+            exact = as_float32(stored)
+            bits = as_stored(exact, dtype)
+            largest = max(largest, float(np.linalg.norm(exact - as_float32(bits), axis=1).max()))
         block[done : done + len(bits)].copy_(_tensor(bits))
         done += len(bits)
-        largest = max(largest, float(np.linalg.norm(exact - as_float32(bits), axis=1).max()))
     return largest
 
 

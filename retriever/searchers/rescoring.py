@@ -13,14 +13,15 @@ __all__ = ["Metric", "exact_scores"]
 
 Metric = Literal["ip", "l2"]
 
-QUERIES_AT_A_TIME = 64  # whose candidates are in memory at once: 64 x 100 x 768 float32 are 20 MB
+BLOCK_BYTES = 32 << 20  # of candidates that are in memory at once: 100 of 768 numbers for each of 109 queries
 
 
 def exact_scores(shards: VectorShards, queries_ND: Vectors, rows_NK: Rows, *, metric: Metric = "ip") -> Vectors:
     """Scores [N, K] of candidates in float32, -inf for those of row -1. A query's do not depend on the other queries."""
     scores = np.full(rows_NK.shape, -np.inf, np.float32)
-    for start in range(0, len(rows_NK), QUERIES_AT_A_TIME):
-        some = slice(start, start + QUERIES_AT_A_TIME)
+    queries = max(1, BLOCK_BYTES // (4 * shards.dim * max(1, rows_NK.shape[1])))
+    for start in range(0, len(rows_NK), queries):
+        some = slice(start, start + queries)
         rows = rows_NK[some]
         vectors_NKD = shards.rows(np.maximum(rows, 0).ravel()).reshape(*rows.shape, shards.dim)
         if metric == "ip":

@@ -62,6 +62,28 @@ def test_what_16_bit_cannot_tell_apart_is_looked_at_more_closely():
     assert searcher.info()["searched_deeper"] == 4
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 4000.0])
+def test_vectors_of_any_length_are_multiplied_in_float16_as_on_a_gpu(size):
+    # scores beyond 65504 were infinite, and the best documents were not found; "cpu:0" multiplies as a GPU does, in the blocks' own type
+    shards = VectorShards([VECTORS * 100])
+    searcher = BlockSearcher.open(shards, dtype="float16", devices=("cpu:0",), block_rows=64)
+    assert searcher.info()["product"] == ["float16"]
+    queries = QUERIES * np.float32(size)
+    scores, rows = searcher.search(queries, 3)
+    expected, best = exact(shards, queries, 3)
+    assert rows.tolist() == best.tolist()
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+
+
+def test_no_more_candidates_leave_a_device_than_are_asked_for():
+    # those of all blocks did, and were sorted there: ten times as long as the search of 21 million vectors on a GPU
+    shards = shards_of(VECTORS, "bfloat16")
+    searcher = BlockSearcher.open(shards, devices=("cpu:0",), block_rows=64)
+    scores, rows = searcher._parts[0].candidates(QUERIES, 32, threads=1)
+    assert tuple(scores.shape) == tuple(rows.shape) == (12, 32)
+    assert searcher.search(QUERIES, 5)[1].tolist() == exact(shards, QUERIES, 5)[1].tolist()
+
+
 def test_shards_of_the_blocks_own_type_are_used_where_they_lie():
     shards = shards_of(VECTORS, "bfloat16")
     assert BlockSearcher.open(shards).memory() == shards.memory()
