@@ -55,6 +55,8 @@ class BuildSpec:
             raise ValueError("blocks are searched exactly: --rescore would change nothing. Leave it out")
         if self.index == BLOCKS and self.dtype == "float32":
             raise ValueError("blocks are float16 or bfloat16; for float32 vectors use --index Flat")
+        if re.search(r"IVF.*,PQ\d+x4fs", self.index) and not self.rescore:
+            raise ValueError(f"FAISS cannot decode the vectors of --index {self.index}, by which an index is checked: add --rescore")
         if self.index == "Flat" and self.rescore:
             raise ValueError("Flat is searched exactly: --rescore would change nothing. Leave it out")
         if isinstance(self.encoder, HashedSettings) and (self.runtime.kind, self.runtime.precision) != ("auto", "fp32"):

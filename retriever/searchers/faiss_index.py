@@ -51,6 +51,7 @@ class FaissSearcher:
         memory: what it takes.
         one_at_a_time: see `tune_faiss`.
         rescore: as many exact vectors; the `rescore_depth` best of the index are scored by them.
+        decoder: the same index on the CPU, where `index` is on GPUs: there, lists and divided rows cannot be decoded.
         about: how it was opened, for `info`.
     """
 
@@ -63,6 +64,7 @@ class FaissSearcher:
         threads: int = 1,
         rescore: VectorShards | None = None,
         rescore_depth: int = 100,
+        decoder: Any = None,
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if rescore is not None and (rescore.count, rescore.dim) != (index.ntotal, index.d):
@@ -75,6 +77,7 @@ class FaissSearcher:
         self._threads = threads
         self._rescore = rescore
         self._rescore_depth = rescore_depth
+        self._decoder = index if decoder is None else decoder
         self._about = dict(about)
         self._lock = Lock()  # FAISS's GPU indexes share scratch memory: even reading is for one thread at a time
 
@@ -102,7 +105,7 @@ class FaissSearcher:
         """The index of a file.
 
         Args:
-            mmap: map the file, as far as the index's type allows, and read pages when they are needed.
+            mmap: map the file, as far as the index's type allows, and read pages when they are needed; GPUs are filled from the mapped file.
             parameters: of the search, such as "nprobe=32" or "efSearch=128,nprobe=32".
             device: "cpu", or GPUs: "cuda" (all), "cuda:0", "cuda:0,cuda:1" (rows over both).
             gpu_float16: GPUs keep the vectors of a Flat index in 16 bit; FAISS does not do that for IVF,Flat.
@@ -110,7 +113,7 @@ class FaissSearcher:
         Raises:
             SearcherError: the file is no index, or an option does not fit it.
         """
-        index = _read(path, mmap=mmap and device == "cpu")
+        index = decoder = _read(path, mmap=mmap or device != "cpu")
         chosen = apply_parameters(index, parameters) if parameters else {}
         memory = _memory(index, path, mmap=mmap and device == "cpu")
         if device != "cpu":
@@ -125,6 +128,7 @@ class FaissSearcher:
             threads=threads,
             rescore=rescore,
             rescore_depth=rescore_depth,
+            decoder=decoder,
             about=about,
         )
 
@@ -170,7 +174,7 @@ class FaissSearcher:
             raise IndexError(f"rows are 0 to {self.count - 1}, asked for {wanted.min()} to {wanted.max()}")
         if self._rescore is not None:
             return self._rescore.rows(wanted)
-        return _reconstructed(self.index, wanted)
+        return _reconstructed(self._decoder, wanted)
 
     def memory(self) -> Memory:
         """What it takes now, with what it is rescored by."""
@@ -278,7 +282,10 @@ def _train(index: Any, shards: VectorShards, train_rows: int | None, progress: P
 
 def _add(index: Any, shards: VectorShards, progress: Progress) -> None:
     for start, vectors in shards.blocks(max(1, BLOCK_BYTES // (4 * shards.dim))):
-        index.add(vectors)
+        try:
+            index.add(vectors)
+        except RuntimeError as error:
+            raise SearcherError(f"FAISS cannot add vectors to an index of type {type(index).__name__}: {_reason(error)}") from error
         progress("indexed", start + len(vectors), shards.count)
 
 
@@ -332,6 +339,8 @@ def _reconstructed(index: Any, rows: npt.NDArray[np.int64]) -> Vectors:
     if not len(rows):
         return np.zeros((0, index.d), np.float32)
     ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None and isinstance(faiss.downcast_index(ivf), faiss.IndexIVFPQFastScan):  # FAISS 1.15.1 reads where nothing is: a crash
+        raise SearcherError("an index of type IndexIVFPQFastScan cannot decode its vectors: keep them beside it (--rescore)")
     try:
         if ivf is not None:
             ivf.make_direct_map(True)

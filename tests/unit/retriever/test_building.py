@@ -241,6 +241,7 @@ def test_an_encoder_that_makes_no_number_of_a_document_is_refused_and_the_docume
         ({"rescore": True}, "--rescore would change nothing"),
         ({"index": "blocks", "dtype": "float32"}, "blocks are float16 or bfloat16"),
         ({"dtype": "int4"}, "--dtype is one of"),
+        ({"index": "OPQ8,IVF64,PQ8x4fs"}, "cannot decode"),
         ({"shard_rows": 0}, "--shard-rows must be at least 1"),
         ({"devices": ()}, "names no device"),
         ({"devices": ("cuda:0",)}, "the hashed encoder computes on CPUs"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retriever.searchers.faiss_index import FaissSearcher, build_faiss
-from retriever.searchers.searcher import SearcherError
+from retriever.searchers.searcher import Memory, SearcherError
 from retriever.searchers.shards import VectorShards, as_stored, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,6 +132,27 @@ def test_stored_vectors_are_the_vectors(tmp_path, factory):
     assert searcher.stored([]).shape == (0, 16)
     with pytest.raises(IndexError, match="rows are 0 to 599"):
         searcher.stored([600])
+
+
+def test_an_index_whose_rows_are_divided_decodes_by_the_one_that_it_is_from():
+    # what an index on several GPUs is to FAISS: opening one ended with "reconstruct not implemented for this type of index"
+    whole, divided = faiss.IndexFlatIP(16), faiss.IndexShards(16, False, True)
+    whole.add(VECTORS)
+    for part in SHARDS.parts:
+        index = faiss.IndexFlatIP(16)
+        index.add(part)
+        divided.add_shard(index)
+    searcher = FaissSearcher(divided, memory=Memory(), decoder=whole)
+    assert searcher.stored([599, 0]).tolist() == VECTORS[[599, 0]].tolist()
+    assert searcher.search(QUERIES, 5)[1].tolist() == exact(QUERIES, 5)[1].tolist()
+
+
+def test_what_faiss_crashes_at_is_refused(tmp_path):
+    searcher = FaissSearcher.open(built(tmp_path, "IVF2,PQ2x4fs", train_rows=600))
+    with pytest.raises(SearcherError, match="cannot decode"):
+        searcher.stored([1, 2])
+    with pytest.raises(SearcherError, match="cannot add vectors to an index of type IndexIDMap"):
+        built(tmp_path, "IDMap,Flat")
 
 
 def test_what_is_wrong_is_told(tmp_path):
