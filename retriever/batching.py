@@ -180,10 +180,8 @@ class Batcher(Generic[Item, Prepared, Result]):
         with self._changed:
             if self._closed:
                 raise BatcherClosed()
-            fresh = 0
-            for item in items:
-                fresh += item not in self._queue and item not in self._working
-            if self._queue and len(self._queue) + fresh > self._max_waiting:
+            fresh = {item for item in items if item not in self._queue and item not in self._working}
+            if self._queue and len(self._queue) + len(fresh) > self._max_waiting:
                 raise QueueFull(len(self._queue), half_done_s(len(self._queue), self._item_s))
             for item in items:
                 job = self._queue.get(item) or self._working.get(item)
@@ -231,8 +229,8 @@ class Batcher(Generic[Item, Prepared, Result]):
             started = perf_counter()
             try:
                 prepared = self._prepare([job.item for job in jobs])
-            except Exception as error:  # the blast radius is this batch
-                self._loop.call_soon_threadsafe(self._fail, jobs, error)
+            except BaseException as error:  # the blast radius is this batch
+                self._loop.call_soon_threadsafe(self._fail, jobs, _raised(error))
                 continue
             taken = _Taken(jobs=jobs, prepared=prepared, started=started, prepare_s=perf_counter() - started)
             if self._second is None:
@@ -272,8 +270,8 @@ class Batcher(Generic[Item, Prepared, Result]):
             results = self._work([job.item for job in jobs], taken.prepared)
             if len(results) != len(jobs):
                 raise RuntimeError(f"the work function gave {len(results)} results for {len(jobs)} items")
-        except Exception as error:  # the blast radius is this batch
-            self._loop.call_soon_threadsafe(self._fail, jobs, error)
+        except BaseException as error:  # the blast radius is this batch
+            self._loop.call_soon_threadsafe(self._fail, jobs, _raised(error))
         else:
             batch = Batch(
                 items=len(jobs),
@@ -296,11 +294,20 @@ class Batcher(Generic[Item, Prepared, Result]):
         self._item_s = latest if not self._item_s else self._item_s + SMOOTHING * (latest - self._item_s)
         self._observe(batch)
 
-    def _fail(self, jobs: list[_Job[Item, Result]], error: BaseException) -> None:
+    def _fail(self, jobs: list[_Job[Item, Result]], error: Exception) -> None:
         with self._changed:
             for job in jobs:
                 del self._working[job.item]
                 job.fail(error)
+
+
+def _raised(error: BaseException) -> Exception:
+    """What the requests of a batch get. A panic in Rust, as in the tokenizers, is no Exception in Python: it would end the thread."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def half_done_s(waiting: int, item_s: float) -> int:

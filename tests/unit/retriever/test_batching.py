@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -223,7 +224,10 @@ def test_a_full_queue_refuses_and_says_when_to_come_again():
                 await batcher.submit([4, 5], deadline_s=FOREVER_S)
             assert refused.value.retry_after_s == 1
             assert batcher.waiting == 3
+            [same] = await queued(batcher, group, [4, 4, 0, 1])  # one more that waits
+            assert batcher.waiting == 4
             gate.open.set()
+        assert same.result() == [8, 8, 0, 2]
 
     with_batcher(play, max_waiting=4)
 
@@ -262,6 +266,27 @@ def test_an_exception_reaches_the_requests_of_its_batch_only():
         assert await batcher.submit([1], deadline_s=FOREVER_S) == [2]
 
     with_batcher(play, work=Picky())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("stage", ["prepare", "work"])
+def test_a_panic_of_a_stage_ends_its_batch_and_not_the_thread(stage: str, overlap: bool):
+    class Panic(BaseException):
+        """As Rust's, told to Python by PyO3."""
+
+    def run(of: str, items: list[int]) -> list[int]:
+        if of == stage and 13 in items:
+            raise Panic("13")
+        return items
+
+    async def main() -> None:
+        prepare, work = partial(run, "prepare"), lambda items, nothing: run("work", items)
+        async with Batcher(prepare, work, max_batch=8, max_waiting=8, overlap=overlap) as batcher:
+            with pytest.raises(RuntimeError, match="Panic: 13"):
+                await batcher.submit([13], deadline_s=FOREVER_S)
+            assert await batcher.submit([1], deadline_s=FOREVER_S) == [1]
+
+    asyncio.run(main())
 
 
 def test_leaving_the_batcher_ends_requests_that_wait_and_refuses_new_ones():
