@@ -7,6 +7,7 @@ A request is Search-R1's, `{"queries": [...], "topk": 3, "return_scores": false}
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,15 +119,13 @@ def parse_access(body: bytes, *, packed: bool) -> list[str]:
 def documents_bytes(documents: Sequence[bytes | None], *, packed: bool) -> bytes:
     """The answer of /access: documents, or null."""
     if packed:
-        answer: bytes = msgpack.packb({"result": [None if document is None else json.loads(document) for document in documents]})
-        return answer
+        return _packb({"result": [None if document is None else json.loads(document) for document in documents]})
     return b'{"result":[%b]}' % b",".join([b"null" if document is None else document for document in documents])
 
 
 def document_bytes(document: bytes, *, packed: bool) -> bytes:
     """The answer of /documents."""
-    packed_document: bytes = msgpack.packb(json.loads(document)) if packed else document
-    return packed_document
+    return _packb(json.loads(document)) if packed else document
 
 
 def _loads(body: bytes, packed: bool, expected: str) -> Mapping[str, Any]:
@@ -186,8 +185,26 @@ def _packed(found: Sequence[Sequence[Found]], with_scores: bool) -> bytes:
         lists: list[list[Any]] = [[{"document": json.loads(hit.document), "score": hit.score} for hit in some] for some in found]
     else:
         lists = [[json.loads(hit.document) for hit in some] for some in found]
-    answer: bytes = msgpack.packb({"result": lists})
-    return answer
+    return _packb({"result": lists})
+
+
+def _packb(value: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value)
+    except OverflowError:
+        packed = msgpack.packb(_without_large(value))
+    return packed
+
+
+def _without_large(value: Any) -> Any:
+    """The value with integers of more than 64 bits, which msgpack does not have, as the nearest floating-point numbers."""
+    if isinstance(value, dict):
+        return {name: _without_large(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_large(each) for each in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value) if abs(value) <= sys.float_info.max else str(value)
+    return value
 
 
 def _encodable(text: str) -> str:

@@ -202,7 +202,8 @@ class LocalService:
             observe=self._metrics.batch,
         )
         batcher.start()
-        return _Engine(index=index, batcher=batcher, cache=cache or AnswerCache(limits.cache_entries, limits.cache_bytes))
+        fresh = AnswerCache(limits.cache_entries, limits.cache_bytes)
+        return _Engine(index=index, batcher=batcher, cache=fresh if cache is None else cache)  # an empty one is false, and counts on
 
     def _ready(self) -> _Engine:
         if self._engine is None:

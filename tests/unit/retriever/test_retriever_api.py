@@ -153,6 +153,21 @@ def test_what_is_no_msgpack_is_400(body: bytes):
     assert "not msgpack" in answer.json()["detail"]
 
 
+def test_a_document_with_integers_that_msgpack_does_not_have_is_answered_with_the_nearest_numbers():
+    row = {"id": "0", "contents": "Oslo", "n": [2**64 - 1, 2**64, {"m": -(2**70)}], "huge": 10**309}
+
+    async def play(client: httpx.AsyncClient) -> list[Any]:
+        headers = {"accept": MSGPACK}
+        found = await client.post("/retrieve", json={"query": "Oslo"}, headers=headers)
+        pages = await client.post("/access", json={"urls": ["0"]}, headers=headers)
+        answers = [found, pages, await client.get("/documents/0", headers=headers)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        return [msgpack.unpackb(answer.content) for answer in answers]
+
+    expected = row | {"n": [2**64 - 1, 2.0**64, {"m": -(2.0**70)}], "huge": str(10**309)}
+    assert served(play, index=index_of([row])) == [{"result": [[expected]]}, {"result": [expected]}, expected]
+
+
 def test_bytes_in_msgpack_are_no_query():
     [answer] = ask(msgpack.packb({"queries": [b"Oslo"]}), headers=PACKED)
     assert answer.status_code == 422

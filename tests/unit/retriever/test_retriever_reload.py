@@ -8,7 +8,7 @@ import pytest
 from retriever_served import FOREVER_S, ROWS, Held, client_of, index_of, served
 
 from retriever.app import create_app
-from retriever.local import LocalService
+from retriever.local import Limits, LocalService
 from retriever.reload import Opener, Stopped
 
 MOVED = [row | {"contents": row["contents"].replace("lies in", "was moved to")} for row in ROWS]
@@ -59,6 +59,15 @@ def test_the_same_index_again_keeps_its_cache():
 
     reloading(play, old, new)
     assert "Oslo" not in new.searched
+
+
+def test_a_reload_of_the_same_index_goes_on_counting_where_nothing_is_kept():
+    async def play(client: httpx.AsyncClient) -> None:
+        await client.post("/retrieve", json={"query": "Oslo"})
+        await client.post("/admin/reload")
+        assert "retriever_cache_misses_total 1.0" in (await client.get("/metrics")).text
+
+    served(play, index=Shelf(Held(held=False), Held(held=False)), limits=Limits(cache_entries=0))
 
 
 def test_an_index_that_cannot_be_served_leaves_the_old_one_and_is_told_of():
