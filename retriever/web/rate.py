@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from collections import deque
@@ -44,6 +45,7 @@ class RateLimit:
         self.per_second, self.per_day = per_second, per_day
         self._clock = clock
         self._full_at = 0.0
+        self._given_back: list[float] = []  # a heap: turns to come whose takers were cancelled
         self._spent = deque(sorted(spent))
 
     @property
@@ -60,12 +62,12 @@ class RateLimit:
             QueueFull: the turn would come after `within_s`.
         """
         wait_s = self.reserve(within_s=within_s)
-        counted = self._spent[-1]
+        turn_at = self._spent[-1]
         try:
             await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
-            self._spent.remove(counted)
-            self._full_at -= 1 / self.per_second
+            self._spent.remove(turn_at)
+            heapq.heappush(self._given_back, turn_at)  # others keep theirs, or two would be at once
             raise
 
     def reserve(self, *, within_s: float) -> float:
@@ -75,11 +77,16 @@ class RateLimit:
         if self.per_day is not None and len(self._spent) >= self.per_day:
             again_s = math.ceil(max(1.0, self._spent[0] + DAY_S - now))
             raise QuotaExhausted(f"all {self.per_day} searches that --per-day allows in 24 hours are spent", again_s)
+        while self._given_back and self._given_back[0] < now:
+            heapq.heappop(self._given_back)
         full_at = max(self._full_at, now) + 1 / self.per_second
-        wait_s = max(0.0, full_at - now - max(1.0, 1 / self.per_second))
+        wait_s = self._given_back[0] - now if self._given_back else max(0.0, full_at - now - max(1.0, 1 / self.per_second))
         if wait_s > within_s:
             raise QueueFull(math.ceil(wait_s * self.per_second), math.ceil(wait_s))
-        self._full_at = full_at
+        if self._given_back:
+            heapq.heappop(self._given_back)
+        else:
+            self._full_at = full_at
         self._spent.append(now + wait_s)
         return wait_s
 

@@ -36,7 +36,7 @@ from retriever.batching import BatcherClosed, DeadlinePassed, QueueFull
 from retriever.query import Found, Mode, Query, Refused, Unsupported
 from retriever.web.answers import Answers
 from retriever.web.providers import PAGE_RESULTS, Provider, ProviderFailed, QuotaExhausted, Result, open_provider
-from retriever.web.rate import RateLimit
+from retriever.web.rate import DAY_S, RateLimit
 
 __all__ = ["MAX_ANSWER_BYTES", "WebService", "open_web_service"]
 
@@ -209,17 +209,16 @@ class WebService:
         """A page of results, asked for until it is answered, refused, or out of time."""
         parameters = self._provider.parameters(text, first)
         for attempt in range(1, ATTEMPTS + 1):
-            until, reason = self._exhausted
-            if time.monotonic() < until:
-                raise QuotaExhausted(reason, math.ceil(until - time.monotonic()))
+            self._check_quota()
             await self._limit.turn(within_s=give_up_at - time.monotonic())
+            self._check_quota()  # it may have been used up by those before
             self._counts["requests"] += 1
             try:
                 status, retry_after_s, content = await self._get(parameters)
                 outcome = self._read(status, content)
             except httpx.TransportError as error:
                 status, retry_after_s, outcome = 0, 0.0, f"cannot be reached: {type(error).__name__} {error}"
-            except ProviderFailed:
+            except (ProviderFailed, QuotaExhausted):
                 self._counts["failed"] += 1
                 raise
             if not isinstance(outcome, str):
@@ -232,6 +231,11 @@ class WebService:
                 raise QuotaExhausted(message, math.ceil(max(1.0, pause_s))) if status == 429 else ProviderFailed(message)
             await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+    def _check_quota(self) -> None:
+        until, reason = self._exhausted
+        if time.monotonic() < until:
+            raise QuotaExhausted(reason, math.ceil(until - time.monotonic()))
 
     async def _get(self, parameters: Mapping[str, str]) -> tuple[int, float, bytes]:
         """Status, seconds of Retry-After, and content."""
@@ -309,11 +313,11 @@ def _document(result: Result) -> bytes:
 
 
 def _retry_after_s(text: str) -> float:
-    """Seconds, told as such or as a date; 0 where it is neither."""
+    """Seconds, told as such or as a date, a day at most; 0 where it is neither."""
     if text.isascii() and text.isdigit():
-        return float(text)
+        return min(float(text), DAY_S)
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        return min(max(0.0, parsedate_to_datetime(text).timestamp() - time.time()), DAY_S)
     except (ValueError, OverflowError):
         return 0.0
 

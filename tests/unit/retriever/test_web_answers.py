@@ -54,6 +54,24 @@ def test_a_turn_beyond_the_deadline_is_refused_and_takes_none():
     assert limit.reserve(within_s=1.0) == pytest.approx(1.0)
 
 
+def test_a_turn_that_is_given_back_is_taken_by_the_next_and_not_a_second_time():
+    async def main() -> None:
+        limit = RateLimit(per_second=1.0, per_day=6, clock=Clock())
+        limit.reserve(within_s=0.0)
+        waiting = [asyncio.ensure_future(limit.turn(within_s=10.0)) for _ in range(3)]  # in 1, 2 and 3 seconds of a clock that stands still
+        await asyncio.sleep(0)
+        for left in waiting[:2]:
+            left.cancel()
+        await asyncio.wait(waiting[:2])
+        assert limit.spent_today == 2
+        with pytest.raises(QueueFull):
+            limit.reserve(within_s=0.5)
+        assert [limit.reserve(within_s=10.0) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0])
+        waiting[2].cancel()
+
+    asyncio.run(main())
+
+
 def test_no_24_hours_have_more_than_a_days_requests():
     clock = Clock()
     limit = RateLimit(per_second=1e6, per_day=3, clock=clock, spent=[clock.now - DAY_S - 1, clock.now - 1000.0])

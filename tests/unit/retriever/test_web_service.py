@@ -278,6 +278,40 @@ def test_googles_daily_limit_is_remembered_and_what_is_kept_is_still_answered():
     assert len(provider.requests) == 2
 
 
+def test_a_used_up_quota_is_not_asked_by_those_who_wait_for_their_turn():
+    provider = Provider(lambda _: (429, {"error": "Your account has run out of searches."}))
+
+    class Turns(RateLimit):
+        """The first one's is at once, the second one's when it is let go."""
+
+        taken, go = 0, asyncio.Event()
+
+        async def turn(self, *, within_s: float) -> None:
+            self.taken += 1
+            if self.taken == 2:
+                await self.go.wait()
+
+    limit = Turns(per_second=1.0)
+
+    async def call(service: WebService) -> None:
+        first, second = (asyncio.ensure_future(ask(text)(service)) for text in ("a", "b"))
+        for asked in (first, second):
+            with pytest.raises(QuotaExhausted):
+                await asked
+            limit.go.set()
+        info = service.info()
+        assert (info["requests"], info["failed"]) == (1, 1)
+
+    play(provider, call, limit=limit)
+    assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("retry_after", ["9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_retry_after_beyond_all_bounds_is_a_day(retry_after: str):
+    refused = play(Provider(lambda _: (429, {"error": "busy"}, {"retry-after": retry_after})), ask("q"))
+    assert (type(refused), refused.retry_after_s) == (QuotaExhausted, 24 * 3600)
+
+
 def test_a_slow_provider_is_left_at_the_deadline():
     provider = Provider(serpapi, delay_s=5.0)
     started = time.monotonic()
