@@ -115,22 +115,26 @@ async def load(url: str, texts: Sequence[str], asked: Load, *, pid: int | None =
         pid: of the server's process on this machine, for its CPU time.
 
     Raises:
-        LoadError: there are no texts, the URL is none of HTTP, there is no process `pid`, or nothing listens there.
+        LoadError: there are no texts, the URL is none of HTTP, there is no process `pid`, it ended, or nothing listens there.
     """
     run = _Run(url, text_stream(texts, asked), asked)
     process = _process(pid)
     await run.check()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(asked.clients):
-            group.create_task(run.client())
-        sweeper = group.create_task(run.sweep())
-        await asyncio.sleep(asked.warmup_s)
-        before = _cpu_s(process), time.process_time()
-        run.start()
-        await asyncio.sleep(asked.seconds)
-        run.stop()
-        after = _cpu_s(process), time.process_time()
-        sweeper.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(asked.clients):
+                group.create_task(run.client())
+            sweeper = group.create_task(run.sweep())
+            await asyncio.sleep(asked.warmup_s)
+            before = _cpu_s(process), time.process_time()
+            run.start()
+            await asyncio.sleep(asked.seconds)
+            run.stop()
+            after = _cpu_s(process), time.process_time()
+            sweeper.cancel()
+    except ExceptionGroup as errors:
+        run.stop()  # connections go on by themselves
+        raise errors.exceptions[0] from None
     return _report(run, server_s=after[0] - before[0] if process else None, client_s=after[1] - before[1])
 
 
@@ -209,9 +213,10 @@ class _Run:
                 _, connection = await self._connect(lambda: _Connection(self))
             except OSError:
                 self.failed("cannot connect")
+                well = False
             else:
-                await connection.ended
-            if not self.stopped:
+                well = await connection.ended
+            if not self.stopped and not well:
                 await asyncio.sleep(PAUSE_S)
 
     async def sweep(self) -> None:
@@ -268,7 +273,8 @@ class _Connection(asyncio.Protocol):
         self._size = 0
         self._first: list[bytes] | None = []  # the first answer of a connection is looked at
         self.sent_at = math.inf
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._well = False  # it was closed after an answer, as a server that keeps none open asks
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether so
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
@@ -286,7 +292,7 @@ class _Connection(asyncio.Protocol):
             self._run.connections.discard(self)
             self._run.failed("closed")
         if not self.ended.done():
-            self.ended.set_result(None)
+            self.ended.set_result(self._well)
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
@@ -305,6 +311,7 @@ class _Connection(asyncio.Protocol):
             if self._parser.should_keep_alive():
                 self._send()
             else:
+                self._well = True
                 self.give_up("")
 
     def give_up(self, kind: str) -> None:

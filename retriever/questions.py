@@ -12,6 +12,9 @@ from pathlib import Path
 __all__ = ["Question", "QuestionError", "read_qrels", "read_questions"]
 
 
+MAX_GRADE = 1000  # 2^grade, its gain, is then a number
+
+
 class QuestionError(ValueError):
     """Questions or judgements cannot be used. The message names file and line, or the ids."""
 
@@ -90,9 +93,12 @@ def read_qrels(path: Path) -> dict[str, dict[str, float]]:
             question, document, grade = (fields[0], fields[2], float(fields[3])) if len(fields) == 4 else (fields[0], fields[1], float(fields[2]))
             if len(fields) not in (3, 4):
                 raise IndexError
+            if not abs(grade) <= MAX_GRADE:  # no number, too
+                raise ValueError
         except (IndexError, ValueError) as error:
             raise QuestionError(
-                f"{path}:{number}: expected `question iteration document grade` or `question document grade`, got {line!r}"
+                f"{path}:{number}: expected `question iteration document grade` or `question document grade`, the grade from {-MAX_GRADE} to "
+                f"{MAX_GRADE}, got {line!r}"
             ) from error
         if document in grades.setdefault(question, {}):
             raise QuestionError(f"{path}:{number}: {document!r} is judged twice for question {question!r}")

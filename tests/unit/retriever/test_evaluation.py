@@ -160,6 +160,8 @@ def test_wrong_questions_are_told_by_file_and_line(tmp_path: Path, content: byte
         ("", "no judgement"),
         ("a b", "f:1: expected"),
         ("a 0 b high", "f:1: expected"),
+        ("a 0 b nan", "f:1: expected"),
+        ("a 0 b 2000", "f:1: expected .* the grade from -1000 to 1000"),
         ("a 0 b 1 x", "f:1"),
         ("a 0 b 1\na 0 b 2", "f:2: 'b' is judged twice"),
     ],

@@ -119,6 +119,27 @@ def test_errors_are_counted_by_kind_and_are_no_answers(answer: Callable[[bytes],
     assert math.isnan(report.p50_ms)
 
 
+def test_a_connection_that_the_server_closes_after_an_answer_is_followed_by_another_at_once():
+    report, _ = asked_of(lambda body: with_length(hits(body), OK + b"connection: close\r\n"), Load(clients=1, **SHORT))
+    assert report.errors == {}
+    assert report.requests > 5, "with a pause as after an error there would be 2"
+
+
+def test_a_server_whose_process_ends_while_it_is_measured_is_told():
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        server = await asyncio.get_running_loop().create_server(lambda: Answers(lambda body: with_length(hits(body)), []), "127.0.0.1", 0)
+        async with server, asyncio.timeout(10.0):
+            host, port = server.sockets[0].getsockname()
+            loading = asyncio.ensure_future(load(f"http://{host}:{port}", ["q"], Load(clients=1, **SHORT), pid=process.pid))
+            await asyncio.sleep(0)  # it has seen the process
+            await process.communicate(b"")
+            await loading
+
+    with pytest.raises(LoadError, match=r"the server's process \d+ ended"):
+        asyncio.run(main())
+
+
 def test_a_server_that_is_not_there_is_told_at_once():
     async def main() -> int:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
