@@ -142,7 +142,7 @@ class RetrieverRecipe(Section):
 
     def _refused_of_a_corpus(self) -> str | None:
         model_free = self.encoder in (HASHED, NO_ENCODER)
-        if model_free and (idle := self._changed("runtime", "precision")):
+        if model_free and self.reranker is None and (idle := self._changed("runtime", "precision")):
             return f"retriever.{idle} is about a model, and retriever.encoder is {self.encoder}: leave it out, or name a model"
         if self.encoder == NO_ENCODER and (idle := self._changed("index_type", "parameters")):
             return f"retriever.{idle} is about vectors, and with retriever.encoder none there are none: leave it out"

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from retriever.commands.options import HASHED, OF_HASHED, OF_MODELS, add_encoder, devices_of, encoder_of
+from retriever.commands.options import HASHED, NONE, OF_HASHED, OF_MODELS, add_encoder, devices_of, encoder_of
 
 if TYPE_CHECKING:
     from retriever.building.spec import BuildSpec
@@ -28,6 +28,7 @@ GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much fo
 # Flags that say what an index is to be: of use only where a corpus file is served.
 OF_A_CORPUS = ("cache", "encoder", *OF_MODELS, *OF_HASHED, "index", "bm25")
 OF_AN_INDEX = ("mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic")
+OF_FILES = ("runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap")
 OF_ITS_QUEUE = ("overlap", "max_batch", "max_waiting", "cache_entries")
 OF_THE_WEB = ("provider", "per_second", "per_day", "provider_url")
 
@@ -88,6 +89,10 @@ def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
         _refuse(arguments, OF_A_CORPUS, f"is for a corpus that is indexed at the start, and {arguments.path} is an index")
     elif not arguments.path.exists():
         raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
+    elif arguments.cache is None:
+        _refuse(arguments, OF_FILES, "is of an index in files, and without --cache that of a corpus is made in memory")
+    elif arguments.encoder in (None, HASHED, NONE) and arguments.reranker is None:
+        _refuse(arguments, ("runtime", "precision"), f"is of a model, and --encoder is {arguments.encoder or HASHED}")
     serving, metrics = _serving(arguments), Metrics()
     overlap = serving.devices != ("cpu",) or serving.runtime.threads > 1 if arguments.overlap is None else arguments.overlap
     opens = partial(_open, arguments.path, None if arguments.path.is_dir() else _spec(arguments), arguments.cache, serving)

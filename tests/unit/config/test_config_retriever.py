@@ -59,6 +59,7 @@ def test_what_fits_is_accepted():
     recipe({"corpus": "c", "encoder": "org/e", "index_type": "HNSW32,SQ8", "bm25": True, "mode": "hybrid", "parameters": "efSearch=64"})
     recipe({"corpus": "c", "encoder": "none", "bm25": True})
     recipe({"index": "i", "device": "cuda", "precision": "bf16"}, resources={"retriever_gpus": 2})
+    recipe({"corpus": "c", "reranker": "org/r", "precision": "bf16"})  # the reranker's
     recipe({"url": "http://a:1", "topk": 5})
 
 
