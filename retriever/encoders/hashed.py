@@ -33,6 +33,7 @@ _TRIGRAM_BIT = 32  # a feature's id is its crc32; trigrams have this bit set bes
 _ID_BITS = 33
 _CACHED_WORDS = 500_000
 _TEXTS_AT_A_TIME = 256
+_MERGED_IDS = 1 << 16  # of pieces of a table, at least as many as are in it: so that merging takes a part of the time, and little memory
 
 Features = tuple[Ids, Ids, Ids]  # [M] each: which text, which feature, how often in it; sorted by text, then feature
 
@@ -82,14 +83,13 @@ class HashedEncoder:
     def fit(cls, settings: HashedSettings, texts: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> HashedEncoder:
         """The encoder with the idf table of `texts`. `progress` is told the number of texts read."""
         encoder = cls(settings, passages=len(texts), table=np.zeros((2, 0), np.int64))
-        parts = []
+        table, parts = encoder.table, [encoder.table]
         for done, some in _batches(texts):
-            ids, passages = np.unique(encoder._features(some)[1], return_counts=True)
-            parts.append(np.stack([ids, passages]))
+            parts.append(np.stack(np.unique(encoder._features(some)[1], return_counts=True)))
+            if sum(part.shape[1] for part in parts[1:]) > max(_MERGED_IDS, table.shape[1]):
+                parts = [table := _summed(parts)]
             progress(done)
-        ids, where = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-        counts = np.bincount(where, weights=np.concatenate([part[1] for part in parts])).astype(np.int64)
-        fitted = cls(settings, passages=len(texts), table=np.stack([ids, counts]))
+        fitted = cls(settings, passages=len(texts), table=_summed(parts))
         fitted._words = encoder._words
         return fitted
 
@@ -148,6 +148,13 @@ class HashedEncoder:
             trigrams = [crc32(framed[i : i + 3].encode()) | 1 << _TRIGRAM_BIT for i in range(len(framed) - 2)]
             ids = self._words[word] = np.array([crc32(word.encode()), *trigrams], np.int64)
         return ids
+
+
+def _summed(parts: Sequence[Ids]) -> Ids:
+    """Tables [2, F] of ids and counts as one."""
+    ids, where = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+    counts = np.bincount(where, weights=np.concatenate([part[1] for part in parts]))
+    return np.stack([ids, counts.astype(np.int64)])
 
 
 def _batches(texts: Sequence[str]) -> Iterable[tuple[int, Sequence[str]]]:

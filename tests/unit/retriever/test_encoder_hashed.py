@@ -44,6 +44,15 @@ def test_the_idf_table_counts_passages_not_occurrences():
     assert counts[crc32(b"^th") | 1 << 32] == 2
 
 
+def test_counts_of_many_texts_are_summed_on_the_way():
+    # those of all pieces were kept to the end: 40 GB for 21 million passages
+    texts = [" ".join(f"w{word}" for word in range(start, 10_240, 256)) for start in range(256)] * 7
+    encoder = HashedEncoder.fit(HashedSettings(dim=8), texts)
+    counts = dict(zip(*encoder.table.tolist(), strict=True))
+    assert {counts[crc32(f"w{word}".encode())] for word in range(10_240)} == {7}
+    assert counts[crc32(b"^w1") | 1 << 32] == 7 * sum("^w1" in f"^{text}".replace(" ", "^") for text in texts[:256])
+
+
 def test_an_encoder_made_again_from_its_table_gives_the_same_bits():
     encoder = HashedEncoder.fit(HashedSettings(), TEXTS)
     again = HashedEncoder(encoder.settings, passages=encoder.passages, table=encoder.table.copy())
