@@ -124,15 +124,16 @@ class Index:
         serving = serving or Serving()
         manifest = Manifest.read(directory)
         _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
+        _refuse_what_has_no_effect(manifest, serving)
         footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap)
         progress(f"{directory} {footprint.render()}", 0, 0)
         footprint.check(directory)
         manifest.check_files(directory)
         try:
             index = _opened(directory, manifest, serving, progress)
+            index._check(directory)
         except (DocumentsFault, SearcherError, EncoderFault) as error:
             raise IndexFault(f"{directory}: {error}") from error
-        index._check(directory)
         return index
 
     @property
@@ -287,6 +288,17 @@ class Index:
         return [score for end, length in zip(ends, lengths, strict=True) for score in self.reranker.score_pairs(pairs[end - length : end]).tolist()]
 
 
+def _refuse_what_has_no_effect(manifest: Manifest, serving: Serving) -> None:
+    dense = manifest.dense
+    if dense is None or dense.backend == BLOCKS:
+        there = "words" if dense is None else "blocks, which are mapped and searched exactly"
+        for option, given in ((f"--parameters {serving.parameters}", serving.parameters is not None), ("--no-mmap", not serving.mmap)):
+            if given:
+                raise IndexFault(f"{option} is of a FAISS index, and here are {there}: there is nothing to set. Leave it out")
+    if dense is None and serving.devices != ("cpu",) and serving.reranker is None:
+        raise IndexFault(f"--device {','.join(serving.devices)} is of vectors and models, and here are words: leave it out")
+
+
 def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Progress) -> Index:
     ids = directory / IDS if manifest.documents.ids == "hashed" else None
     documents = DocumentStore.open(directory / manifest.documents.file, directory / OFFSETS, ids)
@@ -308,15 +320,12 @@ def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress:
 
     Raises:
         SearcherError: a file is not what it should be, or an option does not fit it.
-        IndexFault: an option has no effect on this kind of index.
     """
     from retriever.searchers.shards import VectorShards
 
     if record.backend == BLOCKS:
         from retriever.searchers.blocks import BlockSearcher
 
-        if serving.parameters:
-            raise IndexFault(f"--parameters {serving.parameters}: these vectors are blocks, which are searched exactly: there is nothing to set")
         shards = VectorShards.open([directory / name for name in record.files])
         return BlockSearcher.open(shards, dtype=record.block_type, devices=serving.devices, threads=serving.runtime.threads, progress=progress)
     from retriever.searchers.faiss_index import FaissSearcher

@@ -153,6 +153,20 @@ def test_the_first_mode_is_the_one_that_is_served(corpus: Path, tmp_path: Path):
     assert index.search(asked("Oslo", topk=1)) == [[Hit(row=0, score=2 / 61)]]
 
 
+@pytest.mark.parametrize(
+    ("serving", "told"),
+    [
+        (Serving(parameters="nprobe=4"), "--parameters nprobe=4 is of a FAISS index, and here are words"),
+        (Serving(mmap=False), "--no-mmap is of a FAISS index"),
+        (Serving(devices=("cuda:0",)), "--device cuda:0 is of vectors and models"),
+    ],
+)
+def test_an_option_that_words_alone_do_not_have_is_refused(corpus: Path, tmp_path: Path, serving: Serving, told: str):
+    out = build(corpus, tmp_path / "index", BuildSpec(encoder=None, bm25=True))
+    with pytest.raises(IndexFault, match=told):
+        Index.open(out, serving)
+
+
 def test_the_reranker_orders_what_was_found_and_its_scores_are_told(corpus: Path):
     class Longest:
         """Scores a document by its length."""
