@@ -97,8 +97,8 @@ def adopt(
                 _adopt(held, vectors, corpus, adoption, content, progress)
             settle(held.directory)
             held.finish()
-        except BaseException:
-            held.drop_unless_worth_keeping()
+        except BaseException as error:
+            held.drop_unless_worth_keeping(error)
             raise
     return out
 

@@ -79,8 +79,8 @@ def build(
             return same_index(out, corpus, spec.content())
         try:
             _build(held, corpus, spec, progress, told)
-        except BaseException:
-            held.drop_unless_worth_keeping()
+        except BaseException as error:
+            held.drop_unless_worth_keeping(error)
             raise
     return out
 

@@ -68,9 +68,10 @@ class Workshop:
         _sync_one(self.out.parent)
         shutil.rmtree(self.out / BUILD)  # the lock goes last: whoever waits for it finds the index in place
 
-    def drop_unless_worth_keeping(self) -> None:
-        """After a failure: what has a finished shard is gone on from, the rest is made again in no time."""
-        if not any(self.build.glob("*.done")) and not (self.directory / MANIFEST).exists():
+    def drop_unless_worth_keeping(self, error: BaseException) -> None:
+        """After a failure: what has a finished shard is gone on from, and so are the documents where somebody stopped the build."""
+        stopped = isinstance(error, KeyboardInterrupt) and self.job() is not None
+        if not stopped and not any(self.build.glob("*.done")) and not (self.directory / MANIFEST).exists():
             self.drop()
 
     def drop(self) -> None:

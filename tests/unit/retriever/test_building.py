@@ -175,6 +175,19 @@ def test_a_build_goes_on_where_its_directory_was_moved_to(corpus: Path, tmp_path
     assert heard.of("documents embedded") == [10], "two of ten were left"
 
 
+def test_the_documents_of_a_build_that_somebody_stops_are_kept(corpus: Path, tmp_path: Path):
+    # the command said so, and had thrown them away: minutes of work for Wikipedia
+    def stop(what: str, done: int, of: int) -> None:
+        if what == "documents counted":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "index", KEPT, stop)
+    heard = Heard()
+    build(corpus, tmp_path / "index", KEPT, heard)
+    assert heard.of("imported") == []
+
+
 def test_many_may_wait_for_a_build_that_ends(tmp_path: Path):
     # one removed the directory while another was about to lock a file in it: FileNotFoundError
     def waited(_: int) -> int:
