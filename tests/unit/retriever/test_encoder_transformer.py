@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from tiny_bert import write_sentence_transformer, write_tiny_model
 from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.files import ModelFiles
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
-from retriever.encoders.layouts import Layout
+from retriever.encoders.layouts import FEW_SHAPES, Layout
 from retriever.encoders.models import describe
-from retriever.encoders.modules import pooled
+from retriever.encoders.modules import pooled, vector_module, with_packed_weights
 from retriever.encoders.opening import open_encoder
+from retriever.encoders.program import torch_program
 from retriever.encoders.settings import Runtime
+from retriever.encoders.tokens import TextTokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCH = Runtime(kind="torch")
@@ -93,7 +96,9 @@ import sys
 from pathlib import Path
 from retriever.encoders.models import describe
 from retriever.encoders.opening import open_encoder
+from retriever.encoders.program import torch_program
 from retriever.encoders.settings import Runtime
+from retriever.encoders.tokens import TextTokenizer
 encoder = open_encoder(describe({str(MINILM)!r}).record, Runtime(cache=Path({str(minilm_cache)!r})), table=None)
 print(encoder.encode_queries(["what is love?"]).shape, [name for name in ("torch", "transformers", "onnx", "huggingface_hub") if name in sys.modules])
 """
@@ -107,6 +112,33 @@ def test_bf16_is_close_to_fp32():
     record = describe(str(MINILM)).record
     exact = open_encoder(record, TORCH, table=None).encode_queries(QUESTIONS)
     assert cosines(open_encoder(record, Runtime(precision="bf16"), table=None).encode_queries(QUESTIONS), exact).min() > 0.9998
+
+
+@needs_minilm
+@pytest.mark.slow
+def test_packed_weights_in_bf16_give_the_same_numbers():
+    files = ModelFiles.locate(str(MINILM))
+    layout = Layout.fastest(files, "cpu")
+    [chunk] = TextTokenizer(files, threads=1).chunks(QUESTIONS, max_tokens=64, limits=layout.limits)
+    arrays = [torch.from_numpy(array) for array in layout.arrays(chunk).values()]
+    module = vector_module(files, "mean", layout).to(torch.bfloat16)
+    with torch.inference_mode():
+        before = module(*arrays)
+        torch.testing.assert_close(with_packed_weights(module)(*arrays), before, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_sizes_that_are_rounded_up_leave_the_vectors_as_they_are(tmp_path: Path, kind: str, pooling: str):
+    files = ModelFiles.locate(str(tiny(tmp_path / "m")))
+    layout = Layout.fastest(files, "cpu") if kind == "packed" else Layout.padded(files, "cpu")
+    module = vector_module(files, pooling, layout)
+    [chunk] = TextTokenizer(files, threads=1).chunks(TEXTS, max_tokens=32, limits=layout.limits)
+    exact = torch_program(module, layout, TORCH)(chunk)
+    rounded = torch_program(module, replace(layout, steps=FEW_SHAPES), TORCH)(chunk)
+    assert rounded.shape == (5, exact.shape[1])  # of eight rows
+    np.testing.assert_allclose(rounded, exact, atol=1e-5)  # states of up to 3, in float32
 
 
 @pytest.mark.slow
