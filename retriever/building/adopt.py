@@ -156,13 +156,12 @@ def _linked(record: CorpusRecord, directory: Path) -> CorpusRecord:
 
 def _kept(held: Workshop, vectors: Path, dense: FaissSearcher) -> DenseRecord:
     """The FAISS file, by a hard link if it can be, or by its absolute path."""
-    own = held.directory / VECTORS
-    own.unlink(missing_ok=True)
-    file = VECTORS if _link(vectors, own) else str(vectors)
+    file = VECTORS if _link(vectors, held.directory / VECTORS) else str(vectors)
     return DenseRecord(backend="faiss", dim=dense.dim, factory=str(dense.info()["type"]), files=[file], metric=dense.metric)
 
 
 def _link(found: Path, own: Path) -> bool:
+    own.unlink(missing_ok=True)  # of a run that was killed
     try:
         os.link(found, own)
     except OSError:  # another disk, or one that knows no links

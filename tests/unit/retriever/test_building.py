@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retriever.building.adopt import _linked
 from retriever.building.build import build, planned
 from retriever.building.plan import Plan, shard_rows_at
 from retriever.building.shards import finished, shards_of
@@ -16,6 +17,7 @@ from retriever.building.spec import BuildSpec, differences
 from retriever.building.verify import verify
 from retriever.building.workshop import workshop
 from retriever.commands.options import runtime_of
+from retriever.corpus import adopt_corpus
 from retriever.encoders.hashed import HashedSettings
 from retriever.encoders.settings import Runtime
 from retriever.index import Index
@@ -186,6 +188,15 @@ def test_the_documents_of_a_build_that_somebody_stops_are_kept(corpus: Path, tmp
     heard = Heard()
     build(corpus, tmp_path / "index", KEPT, heard)
     assert heard.of("imported") == []
+
+
+def test_a_corpus_is_linked_again_after_a_run_that_was_killed_behind_its_link(corpus: Path, tmp_path: Path):
+    # the index named the file elsewhere, and kept a link to it that it did not use
+    directory = tmp_path / "building"
+    directory.mkdir()
+    for _ in range(2):
+        assert _linked(adopt_corpus(corpus, directory), directory).documents == directory / "documents.jsonl"
+    assert (directory / "documents.jsonl").samefile(corpus)
 
 
 def test_many_may_wait_for_a_build_that_ends(tmp_path: Path):
