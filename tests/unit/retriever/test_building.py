@@ -318,7 +318,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_build_killed_by_the_system_goes_on_without_embedding_finished_shards_again(tmp_path: Path, processes: int):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     with corpus.open("w") as file:
