@@ -10,7 +10,8 @@
     bm25/              the words
 
 A server checks the size and a sample of every file when it opens a directory, which takes milliseconds for any size; `verify` reads all
-bytes. A manifest of another format, or one that lacks something, is refused: the index is built again.
+bytes. A manifest of another format, one that lacks something, or one that somebody edited (it holds a checksum of itself) is refused: the index is
+built again.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retriever.query import Progress
+from retriever.query import Progress, silent
 
 __all__ = [
     "BLOCKS",
@@ -43,15 +44,17 @@ __all__ = [
     "Manifest",
     "RescoreRecord",
     "SourceRecord",
+    "checksum_of",
     "record_of",
     "sample_of",
-    "silent",
 ]
 
 FORMAT = 2
 MANIFEST, DOCUMENTS, OFFSETS, IDS, IDF, VECTORS = "manifest.json", "documents.jsonl", "offsets.npy", "ids.npy", "idf.npy", "vectors.faiss"
 BM25, BLOCKS = "bm25", "blocks"
 BUILD = "build"  # what a build needs until it is done
+CHECKSUM = "checksum"  # of all else that manifest.json says
+REMEDY = "copy it again from where it was built, or build again"
 
 BLOCK_BYTES = 64 * 1024
 SAMPLED_BLOCKS = 32  # 2 MB: read in about a millisecond each from a cold disk, first and last among them
@@ -60,10 +63,6 @@ HASHED_AT_A_TIME = 16 * 1024 * 1024  # bytes between two words of progress
 
 class IndexFault(Exception):
     """A directory is not an index that can be used. The message says what is wrong and what to do."""
-
-
-def silent(what: str, done: int, of: int) -> None:
-    """The progress that nobody watches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,32 +164,42 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write it into the directory, by rename once it is on the disk: a build that finds it takes it for whole."""
-        partial = directory / f".{MANIFEST}.partial"
+        partial, plain = directory / f".{MANIFEST}.partial", {"format": self.format, **asdict(self)}
         with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"format": self.format, **asdict(self)}, indent=2) + "\n")
+            file.write(json.dumps({**plain, CHECKSUM: checksum_of(plain)}, indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
         partial.rename(directory / MANIFEST)
 
-    def check_files(self, directory: Path, *, wholly: bool = False, progress: Progress = silent) -> None:
-        """Every file is there, of its size, and its sample (or all of it) is what was written.
+    def check_files(self, directory: Path) -> None:
+        """Every file is there, of its size, and its sample is what was written.
 
         Raises:
             IndexFault: one is not.
         """
+        for fault in self.faults(directory):
+            raise IndexFault(fault)
+
+    def faults(self, directory: Path, *, wholly: bool = False, progress: Progress = silent) -> Iterator[str]:
+        """What is wrong with the files, one line for each: missing, of another size, or not what was built by its sample (or by all of it)."""
         total, before = sum(record.bytes for record in self.files.values()), 0
         for name, expected in self.files.items():
             path = directory / name
             if not path.is_file():
-                raise IndexFault(f"{path} is missing: the manifest names it. Build again, or bring it back")
-            size = path.stat().st_size
-            if size != expected.bytes:
-                raise IndexFault(f"{path} is not the file that was built: {size} bytes, the manifest says {expected.bytes}. Build again")
-            if sample_of(path) != expected.sample:
-                raise IndexFault(f"{path} is not the file that was built: its sampled bytes differ from the manifest's hash. Build again")
-            if wholly and _sha256(path, progress, before, total) != expected.sha256:
-                raise IndexFault(f"{path} is not the file that was built: its sha256 differs from the manifest's. Build again")
-            before += size
+                yield f"{path} is missing, and the manifest names it: {REMEDY}"
+            elif (size := path.stat().st_size) != expected.bytes:
+                yield f"{path} is not the file that was built: {size} bytes, the manifest says {expected.bytes}: {REMEDY}"
+            elif wholly and _sha256(path, progress, before, total) != expected.sha256:
+                yield f"{path} is not the file that was built: its sha256 differs from the manifest's: {REMEDY}"
+            elif not wholly and sample_of(path) != expected.sample:
+                yield f"{path} is not the file that was built: its sampled bytes differ from the manifest's hash: {REMEDY}"
+            before += expected.bytes
+
+
+def checksum_of(plain: Mapping[str, Any]) -> str:
+    """sha256 of what a manifest.json says but the checksum itself: as JSON with sorted keys and without spaces."""
+    told = {key: value for key, value in plain.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def record_of(path: Path, progress: Progress = silent) -> FileRecord:
@@ -227,6 +236,8 @@ def _parsed(plain: Any, path: Path) -> Manifest:
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
         raise IndexFault(f"{path} has format {found!r}, this version reads {FORMAT}: build again (`retriever build`)")
+    if plain.get(CHECKSUM) != checksum_of(plain):
+        raise IndexFault(f"{path} was edited after it was built: its content is not that of its {CHECKSUM}. Undo the change, {REMEDY}")
     try:
         return _manifest(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

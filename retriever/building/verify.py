@@ -10,8 +10,8 @@ import numpy as np
 
 from retriever.documents import DocumentsFault, DocumentStore
 from retriever.index import Index, Serving, probe
-from retriever.manifest import IndexFault, Manifest, silent
-from retriever.query import Progress
+from retriever.manifest import IndexFault, Manifest
+from retriever.query import Progress, silent
 
 __all__ = ["verify"]
 
@@ -20,13 +20,14 @@ TOLD_EVERY = 8192  # documents
 
 
 def verify(directory: Path, serving: Serving | None = None, progress: Progress = silent) -> list[str]:
-    """What was checked, one line each.
+    """What was checked, one line each. All files are read to the end; documents and vectors where the files are those that were built.
 
     Raises:
-        IndexFault: something is not as it was built. The message names it.
+        IndexFault: something is not as it was built. The message has a line for each file that is not.
     """
     manifest = Manifest.read(directory)
-    manifest.check_files(directory, wholly=True, progress=progress)
+    if faults := list(manifest.faults(directory, wholly=True, progress=progress)):
+        raise IndexFault("\n".join(faults))
     told = [f"{len(manifest.files)} files have the bytes that the manifest says"]
     index = Index.open(directory, serving, progress)
     try:

@@ -6,9 +6,10 @@ import pytest
 
 from retriever.building.build import build
 from retriever.building.spec import BuildSpec
+from retriever.building.verify import verify
 from retriever.encoders.hashed import HashedSettings
 from retriever.index import Index
-from retriever.manifest import FileRecord, IndexFault, Manifest, record_of, sample_of
+from retriever.manifest import FileRecord, IndexFault, Manifest, checksum_of, record_of, sample_of
 
 SPEC = BuildSpec(encoder=HashedSettings(dim=128), bm25=True)
 LARGE = 32 * 64 * 1024
@@ -29,8 +30,10 @@ def directory(built: Path, tmp_path: Path) -> Path:
 
 
 def altered(directory: Path, **change: object) -> Path:
+    """With a manifest that says something else, and whose checksum is right."""
     path = directory / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    plain = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(plain | {"checksum": checksum_of(plain)}))
     return directory
 
 
@@ -89,6 +92,27 @@ def test_an_altered_file_is_refused(directory: Path, name: str):
 def test_a_manifest_that_says_something_else_is_refused(directory: Path, change: dict, complaint: str):
     with pytest.raises(IndexFault, match=complaint):
         Index.open(altered(directory, **change))
+
+
+def test_an_edited_manifest_is_refused_though_all_of_its_files_are_there(directory: Path):
+    # an edited query_prefix or k1 was taken: only documents are embedded again when an index is opened
+    path = directory / "manifest.json"
+    path.write_text(path.read_text().replace('"b": 0.75', '"b": 0.5'))
+    with pytest.raises(IndexFault, match=r"manifest\.json was edited after it was built"):
+        Manifest.read(directory)
+
+
+def test_verifying_names_all_files_that_are_not_those_that_were_built(directory: Path):
+    (directory / "idf.npy").unlink()
+    for name in ("offsets.npy", "vectors.faiss"):
+        data = (directory / name).read_bytes()
+        (directory / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(IndexFault) as raised:
+        verify(directory)
+    told = str(raised.value).splitlines()
+    assert len(told) == 3
+    assert all(any(name in line for line in told) for name in ("offsets.npy", "vectors.faiss", "idf.npy"))
+    assert all(line.endswith("copy it again from where it was built, or build again") for line in told)
 
 
 def test_a_file_above_the_directory_is_refused(directory: Path):
