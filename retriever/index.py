@@ -27,8 +27,8 @@ from retriever.encoders.hashed import HashedEncoder, HashedSettings
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import Runtime
 from retriever.footprint import footprint_of
-from retriever.manifest import BLOCKS, BM25, IDF, IDS, OFFSETS, DenseRecord, DocumentsRecord, IndexFault, Manifest, SourceRecord, silent
-from retriever.query import MAX_QUERY_CHARACTERS, Hit, Mode, Progress, Query, Rows, Vectors
+from retriever.manifest import BLOCKS, BM25, IDF, IDS, OFFSETS, DenseRecord, DocumentsRecord, IndexFault, Manifest, SourceRecord
+from retriever.query import MAX_QUERY_CHARACTERS, Hit, Mode, Progress, Query, Rows, Vectors, silent
 from retriever.searchers.fusion import reciprocal_rank_fusion
 from retriever.searchers.searcher import Memory, Searcher, SearcherError
 

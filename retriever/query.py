@@ -31,6 +31,7 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "Vectors",
+    "silent",
 ]
 
 Vectors = npt.NDArray[np.float32]  # [N, dim]
@@ -77,6 +78,10 @@ class Progress(Protocol):
     """Told of long work, often: what is done, how many of it are, of how many."""
 
     def __call__(self, what: str, done: int, of: int) -> None: ...
+
+
+def silent(what: str, done: int, of: int) -> None:
+    """The progress that nobody watches."""
 
 
 class Service(Protocol):

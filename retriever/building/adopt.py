@@ -25,8 +25,8 @@ from retriever.building.workshop import Workshop, workshop
 from retriever.corpus import CorpusRecord, adopt_corpus
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import TransformerSettings
-from retriever.manifest import DOCUMENTS, MANIFEST, VECTORS, DenseRecord, IndexFault, sample_of, silent
-from retriever.query import Progress, Vectors
+from retriever.manifest import DOCUMENTS, MANIFEST, VECTORS, DenseRecord, IndexFault, sample_of
+from retriever.query import Progress, Vectors, silent
 from retriever.searchers.faiss_index import FaissSearcher
 
 __all__ = ["Adoption", "adopt"]

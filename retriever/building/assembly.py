@@ -39,9 +39,8 @@ from retriever.manifest import (
     RescoreRecord,
     SourceRecord,
     record_of,
-    silent,
 )
-from retriever.query import Progress
+from retriever.query import Progress, silent
 from retriever.searchers.searcher import SearcherError
 from retriever.searchers.shards import VectorShards
 

@@ -21,8 +21,8 @@ from retriever.building.workers import Embedding, embed
 from retriever.building.workshop import Workshop, workshop, write_array
 from retriever.corpus import CorpusRecord, SourceFile, import_corpus
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
-from retriever.manifest import IDF, MANIFEST, IndexFault, Manifest, silent
-from retriever.query import Progress
+from retriever.manifest import IDF, MANIFEST, IndexFault, Manifest
+from retriever.query import Progress, silent
 
 __all__ = ["Job", "build", "check_job", "planned", "same_index", "sha256_of"]
 

@@ -11,8 +11,8 @@ from retriever.building.spec import BuildSpec
 from retriever.corpus import read_corpus
 from retriever.encoders.hashed import HashedSettings
 from retriever.index import Index, Serving
-from retriever.manifest import FORMAT, silent
-from retriever.query import Progress
+from retriever.manifest import FORMAT
+from retriever.query import Progress, silent
 
 __all__ = ["load"]
 

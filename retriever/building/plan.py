@@ -29,7 +29,8 @@ from retriever.corpus import CorpusRecord
 from retriever.encoders.encoder import Encoder
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
 from retriever.encoders.opening import open_encoder
-from retriever.manifest import BLOCKS, IndexFault, silent
+from retriever.manifest import BLOCKS, IndexFault
+from retriever.query import silent
 from retriever.searchers.searcher import Memory
 from retriever.searchers.shards import DTYPES
 

@@ -19,8 +19,8 @@ import numpy as np
 from retriever.building.workshop import write_whole
 from retriever.documents import DocumentStore
 from retriever.encoders.encoder import Encoder
-from retriever.manifest import FileRecord, IndexFault, record_of, silent
-from retriever.query import Progress, Vectors
+from retriever.manifest import FileRecord, IndexFault, record_of
+from retriever.query import Progress, Vectors, silent
 from retriever.searchers.searcher import SearcherError
 from retriever.searchers.shards import VectorType, write_shard
 

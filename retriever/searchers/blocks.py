@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from retriever.query import Progress, Rows, Vectors
+from retriever.query import Progress, Rows, Vectors, silent
 from retriever.searchers.block_part import GROUP, BlockPart, BlockType
 from retriever.searchers.rescoring import exact_scores
 from retriever.searchers.searcher import Memory, SearcherError, best_first, nothing_found
@@ -29,10 +29,6 @@ QUERIES_AT_A_TIME = 256
 DEPTH = 32  # candidates per query at least, and DEPTH_PER_HIT for every hit that is asked for
 DEPTH_PER_HIT = 4
 DEEPER = 16  # times as many where the answer is not certain
-
-
-def _silent(what: str, done: int, of: int) -> None:
-    return None
 
 
 class BlockSearcher:
@@ -61,7 +57,7 @@ class BlockSearcher:
         devices: Sequence[str] = ("cpu",),
         block_rows: int = BLOCK_ROWS,
         threads: int = 1,
-        progress: Progress = _silent,
+        progress: Progress = silent,
     ) -> BlockSearcher:
         """Bring the shards to the devices, some rows at a time; on the CPU, shards that are of `dtype` are used where they lie.
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retriever.query import Progress, Rows, Vectors
+from retriever.query import Progress, Rows, Vectors, silent
 from retriever.searchers.searcher import Memory, SearcherError, nothing_found
 from retriever.searchers.words import words_of
 
@@ -39,10 +39,6 @@ LOOKUP = 16  # binary searches take this many times as long as additions, per ro
 SUMMING = 1e-5  # relative error of sums in float32, generously
 
 Ints = npt.NDArray[np.int32]
-
-
-def _silent(what: str, done: int, of: int) -> None:
-    return None
 
 
 class Bm25Searcher:
@@ -148,9 +144,7 @@ class Bm25Searcher:
         return np.asarray(self._rows[start:stop]), np.asarray(self._scores[start:stop])
 
 
-def build_bm25(
-    texts: Iterable[str], count: int, directory: Path, *, k1: float = 1.5, b: float = 0.75, progress: Progress = _silent
-) -> dict[str, Any]:
+def build_bm25(texts: Iterable[str], count: int, directory: Path, *, k1: float = 1.5, b: float = 0.75, progress: Progress = silent) -> dict[str, Any]:
     """Write the files of an index of `count` texts into `directory`, and return the record that opens it.
 
     Memory: a dictionary of the distinct words, 12 bytes per text, and half a gigabyte. Postings are sorted on the disk: 12 bytes for each

@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from retriever.query import Progress, Rows, Vectors
+from retriever.query import Progress, Rows, Vectors, silent
 from retriever.searchers.faiss_gpu import to_gpus
 from retriever.searchers.faiss_parameters import apply_parameters
 from retriever.searchers.rescoring import Metric, exact_scores
@@ -37,10 +37,6 @@ METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METR
 
 BLOCK_BYTES = 64 << 20  # of float32 that are added at a time
 HEADER_NTOTAL = 8  # offset of the number of vectors in a serialised index: after the type's four letters and the dimension
-
-
-def _silent(what: str, done: int, of: int) -> None:
-    return None
 
 
 class FaissSearcher:
@@ -217,7 +213,7 @@ def build_faiss(
     metric: Metric = "ip",
     train_rows: int | None = None,
     threads: int = 1,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> None:
     """Write the index that FAISS's factory string names, of all vectors, into the file `out`, which appears when it is complete.
 
