@@ -1,14 +1,15 @@
 """Adopt a FAISS index and a corpus that others made, without embedding anything: `adopt(faiss_file, corpus, out, adoption)`.
 
 Search-R1's e5_Flat.index and wiki-18.jsonl are such a pair. It is checked that there are as many vectors as lines and that they are those of
-the documents (see `diagnosis`). Then the file is kept as it is, by a hard link or where it lies, or its vectors are read from the mapped file,
-some thousands at a time, into row shards: blocks of 16 bit, or any other FAISS index, without the float32 vectors ever being in memory.
+the documents (see `diagnosis`). Then the file is kept as it is, or its vectors are read from the mapped file, some thousands at a time, into row
+shards: blocks of 16 bit, or any other FAISS index, without the float32 vectors ever being in memory. The corpus, and a file that is kept, are
+copied: what others do to theirs is nothing to the index. With `link` they are used as they lie, by a hard link or by their path.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 from retriever.building.assembly import assemble, settle
 from retriever.building.build import Job, check_job, same_index
 from retriever.building.contents import open_documents
+from retriever.building.copying import copied, linked, shares_blocks
 from retriever.building.diagnosis import diagnose
-from retriever.building.plan import Plan, plan_of
+from retriever.building.plan import Plan, Taken, plan_of
 from retriever.building.shards import Shard, ShardRecord, finished, shards_of, write_marked
 from retriever.building.spec import BuildSpec, encoder_record
 from retriever.building.workers import runtime_on
 from retriever.building.workshop import Workshop, workshop
+from retriever.corpora.importing import read_documents
+from retriever.corpora.row import ContentsMissing
+from retriever.corpora.source import Source
 from retriever.corpus import CorpusRecord, adopt_corpus
 from retriever.encoders.opening import open_encoder
 from retriever.encoders.settings import TransformerSettings
@@ -42,10 +47,12 @@ class Adoption:
     Args:
         spec: the encoder that made it, and what the index is to be; its `index` is not read where it is kept.
         keep: the file as it is.
+        link: corpus and kept vectors are used as they lie, by whoever promises to leave them alone; otherwise the index has copies.
     """
 
     spec: BuildSpec
     keep: bool = True
+    link: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec.encoder, TransformerSettings):
@@ -56,7 +63,8 @@ class Adoption:
     def content(self, vectors: Path) -> dict[str, Any]:
         """What decides the bytes of the result."""
         kept = {"index": None, "dtype": None, "rescore": None} if self.keep else {}
-        return {**self.spec.content(), **kept, "adopted": {"bytes": vectors.stat().st_size, "sample": sample_of(vectors)}}
+        adopted = {"bytes": vectors.stat().st_size, "sample": sample_of(vectors), "linked": self.link}
+        return {**self.spec.content(), **kept, "adopted": adopted}
 
 
 def adopt(
@@ -71,7 +79,7 @@ def adopt(
     """Make the directory `out` of a FAISS file and a corpus, as `build` would have. Returns `out`.
 
     Args:
-        told: of what it takes, where vectors are converted, before anything long starts.
+        told: of what it takes, before anything long starts.
 
     Raises:
         CorpusError: a row of the corpus is wrong.
@@ -90,10 +98,9 @@ def adopt(
             if (held.directory / MANIFEST).exists():
                 same_index(held.directory, corpus, content)
             else:
-                if not adoption.keep:
-                    plan = plan_of(corpus, held.directory, adoption.spec, probing=False)
-                    told(plan)
-                    plan.check()
+                plan = _planned(held, vectors, corpus, adoption)
+                told(plan)
+                plan.check()
                 _adopt(held, vectors, corpus, adoption, content, progress)
             settle(held.directory)
             held.finish()
@@ -113,7 +120,7 @@ def _adopt(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption, cont
         )
     job = check_job(held, corpus, content, spec.shard_rows)
     if job is None:
-        record = _linked(adopt_corpus(corpus, held.directory, progress=progress), held.directory)
+        record = _taken(adopt_corpus(corpus, held.directory, progress=progress), held.directory, adoption.link, progress)
         job = Job(spec=dict(content), corpus=record, shard_rows=spec.shard_rows or SHARD_ROWS)
         held.keep(job.plain(held.directory))
     if dense.count != job.corpus.count:
@@ -124,7 +131,9 @@ def _adopt(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption, cont
     _check(held, vectors, corpus, dense, job.corpus, spec)
     encoder = encoder_record(spec.encoder)
     if adoption.keep:
-        assemble(held.directory, job.corpus, spec, encoder, (), progress, content=content, adopted=_kept(held, vectors, dense))
+        assemble(
+            held.directory, job.corpus, spec, encoder, (), progress, content=content, adopted=_kept(held, vectors, dense, adoption.link, progress)
+        )
     else:
         shards = _converted(held, dense, job, spec, progress)
         assemble(held.directory, job.corpus, spec, encoder, shards, progress, content=content)
@@ -146,27 +155,50 @@ def _check(held: Workshop, vectors: Path, corpus: Path, dense: FaissSearcher, re
         raise IndexFault(f"{vectors} and {corpus}: {found.fault}")
 
 
-def _linked(record: CorpusRecord, directory: Path) -> CorpusRecord:
-    """The corpus under the directory's own name, where both are on one disk; otherwise where it lies."""
+def _planned(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption) -> Plan:
+    """What it takes."""
+    plan = plan_of(corpus, held.directory, adoption.spec, probing=False)
+    files = {"documents": corpus} if _stays(corpus) else {}
+    files |= {"vectors": vectors} if adoption.keep else {}
+    return replace(plan, taken={name: _taking(file, held.directory, adoption.link) for name, file in files.items()})
+
+
+def _taking(file: Path, directory: Path, link: bool) -> Taken:
+    size = file.stat().st_size
+    if link:
+        return Taken(bytes=size, disk_bytes=0, what=f"{file} itself: leave it alone")
+    if shares_blocks(file, directory):
+        return Taken(bytes=size, disk_bytes=0, what=f"a copy of {file} that shares its blocks on the disk")
+    return Taken(bytes=size, disk_bytes=size, what=f"a copy of {file}")
+
+
+def _stays(corpus: Path) -> bool:
+    """Whether its lines can be served as they stand, by the first of them; otherwise they are written anew."""
+    with Source(corpus) as source, suppress(ContentsMissing):
+        return source.is_plain and bool(next(read_documents(source, silent, "read", as_it_is=True)))
+    return False
+
+
+def _taken(record: CorpusRecord, directory: Path, link: bool, progress: Progress) -> CorpusRecord:
+    """The corpus under the directory's own name: a copy, or a link. Where it cannot be linked it stays where it lies."""
     own = directory / DOCUMENTS
-    if record.documents == own or not _link(record.documents, own):
+    if record.documents == own:
+        return record
+    if not link:
+        copied(record.documents, own, progress)
+    elif not linked(record.documents, own):
         return record
     return replace(record, documents=own)
 
 
-def _kept(held: Workshop, vectors: Path, dense: FaissSearcher) -> DenseRecord:
-    """The FAISS file, by a hard link if it can be, or by its absolute path."""
-    file = VECTORS if _link(vectors, held.directory / VECTORS) else str(vectors)
+def _kept(held: Workshop, vectors: Path, dense: FaissSearcher, link: bool, progress: Progress) -> DenseRecord:
+    """The FAISS file: a copy, or a link, or by its absolute path where it cannot be linked."""
+    own, file = held.directory / VECTORS, VECTORS
+    if not link:
+        copied(vectors, own, progress)
+    elif not linked(vectors, own):
+        file = str(vectors)
     return DenseRecord(backend="faiss", dim=dense.dim, factory=str(dense.info()["type"]), files=[file], metric=dense.metric)
-
-
-def _link(found: Path, own: Path) -> bool:
-    own.unlink(missing_ok=True)  # of a run that was killed
-    try:
-        os.link(found, own)
-    except OSError:  # another disk, or one that knows no links
-        return False
-    return True
 
 
 def _decoded(dense: FaissSearcher, shard: Shard) -> Vectors:

@@ -83,6 +83,9 @@ def assemble(
     names += list(dense.files) if dense is not None and dense.backend != BLOCKS else []
     names += sorted(str(path.relative_to(directory)) for path in (directory / BM25).rglob("*") if path.is_file())
     documents = documents_record(directory, corpus)
+    files = file_records(directory, [documents.file, *names], progress) | kept
+    if files[documents.file].sha256 != corpus.sha256:
+        raise IndexFault(f"{directory / documents.file} was written to while the index was made of it: remove {directory}, and begin anew")
     manifest = Manifest(
         count=corpus.count,
         documents=documents,
@@ -91,7 +94,7 @@ def assemble(
         bm25=words,
         spec=content,
         encoder_bytes=_weights(spec),
-        files=file_records(directory, [documents.file, *names], progress) | kept,
+        files=files,
         versions=versions(),
     )
     manifest.write(directory)

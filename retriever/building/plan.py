@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from retriever.query import silent
 from retriever.searchers.searcher import Memory
 from retriever.searchers.shards import DTYPES
 
-__all__ = ["Part", "Plan", "Probe", "Sample", "plan_of", "shard_rows_at"]
+__all__ = ["Part", "Plan", "Probe", "Sample", "Taken", "plan_of", "shard_rows_at"]
 
 PROBE_S = 10.0
 SHARE_OF_WORK = 0.1  # a probe takes no more of the time that the work takes
@@ -55,6 +55,15 @@ class Part:
     name: str
     memory: Memory
     what: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """A file of others that becomes a part of the index as it is: what the disk holds more by that."""
+
+    bytes: int
+    disk_bytes: int
+    what: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,7 @@ class Plan:
     sample: Sample
     probe: Probe | None
     encoder_bytes: int = 0  # resident, of one encoder
+    taken: Mapping[str, Taken] = field(default_factory=dict)  # by the name of the part: "documents", "vectors"
 
     @property
     def documents(self) -> int:
@@ -110,15 +120,24 @@ class Plan:
     @property
     def shard_bytes(self) -> int:
         """Of all row shards: kept, or needed until the index is built."""
-        return 0 if self.spec.encoder is None else self.documents * self.dim * np.dtype(DTYPES[self.spec.shard_dtype]).itemsize
+        return (
+            0
+            if self.spec.encoder is None or "vectors" in self.taken
+            else self.documents * self.dim * np.dtype(DTYPES[self.spec.shard_dtype]).itemsize
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Of the index."""
         lines = round(self.documents * self.sample.line_bytes)
         tables = self.documents * (8 if self.sample.ids_are_rows else 24)
-        found = [Part(name="documents", memory=Memory(disk_bytes=lines + tables, mapped_bytes=lines + tables))]
-        if self.spec.encoder is not None:
+        documents = self.taken.get("documents") or Taken(bytes=lines, disk_bytes=lines, what="")
+        memory = Memory(disk_bytes=documents.disk_bytes + tables, mapped_bytes=documents.bytes + tables)
+        found = [Part(name="documents", memory=memory, what=documents.what)]
+        if vectors := self.taken.get("vectors"):
+            memory = Memory(disk_bytes=vectors.disk_bytes, mapped_bytes=vectors.bytes)
+            found.append(Part(name="vectors", memory=memory, what=vectors.what))
+        elif self.spec.encoder is not None:
             found.append(Part(name="vectors", memory=_vectors(self.spec, self.documents, self.dim), what=_kind(self.spec, self.dim)))
         if self.spec.rescore:
             what = f"{self.spec.shard_dtype}, the best {self.spec.rescore_depth} are scored by them"
@@ -137,10 +156,11 @@ class Plan:
     @property
     def memory_bytes(self) -> int:
         """Resident, at the most, while it is built."""
-        rows = self.spec.shard_rows or shard_rows_at(self.documents_per_s or 0.0, self.documents)
+        rows = 0 if "vectors" in self.taken else self.spec.shard_rows or shard_rows_at(self.documents_per_s or 0.0, self.documents)
         embedding = len(self.spec.devices) * (PROCESS_BYTES + self.encoder_bytes + 2 * 4 * self.dim * min(rows, self.documents))
         ids = 0 if self.sample.ids_are_rows else self.documents * ID_BYTES
-        return max(embedding, ids, _indexing(self.spec, self.documents, self.dim))
+        indexing = 0 if "vectors" in self.taken else _indexing(self.spec, self.documents, self.dim)
+        return max(embedding, ids, indexing)
 
     def of_documents(self, count: int) -> Plan:
         """The plan with the number that is known by now."""

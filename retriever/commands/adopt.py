@@ -22,7 +22,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="appears when it is complete")
     parser.add_argument("--encoder", required=True, metavar="MODEL", help="what made the vectors: a directory or an id of the Hugging Face hub")
     add_model(parser)
-    parser.add_argument("--index", metavar="FACTORY|blocks", help="convert the vectors; without, the file is kept as it is, by a link or in place")
+    parser.add_argument("--index", metavar="FACTORY|blocks", help="convert the vectors; without, the file is kept as it is")
+    parser.add_argument("--link", action="store_true", help="use corpus and kept vectors as they lie, without copies: leave them alone, then")
     parser.add_argument("--rescore", action="store_true", help="with --index: keep the vectors, too, and score the best of a search by them")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="with --index: of blocks, and of vectors to rescore by (float16)")
     parser.add_argument("--bm25", action="store_true", help="find by words, too")
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         runtime=runtime_of(arguments, *devices[:1]),
         threads=arguments.threads,
     )
-    adoption = Adoption(spec=spec, keep=arguments.index is None)
+    adoption = Adoption(spec=spec, keep=arguments.index is None, link=arguments.link)
 
     def told(plan: Plan) -> None:
         print(plan.render(), file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from retriever.building.adopt import Adoption, adopt
+from retriever.building.plan import Plan
 from retriever.building.spec import BuildSpec
 from retriever.building.verify import verify
 from retriever.encoders.encoder import Encoder
@@ -77,16 +78,29 @@ def best(out: Path, text: str) -> int:
     return hit.row
 
 
-def test_an_index_is_kept_as_it_is_by_links(tmp_path: Path):
+def test_an_index_and_its_corpus_are_copied_so_that_others_may_write_to_theirs(tmp_path: Path):
+    # by links, a line more in the corpus made the index another, and a shorter file ended a server by SIGBUS
     file, corpus = pair(tmp_path)
-    out = adopt(file, corpus, tmp_path / "index", kept(settings()))
-    assert os.path.samefile(out / "vectors.faiss", file)
-    assert os.path.samefile(out / "documents.jsonl", corpus)
+    plans: list[Plan] = []
+    out = adopt(file, corpus, tmp_path / "index", kept(settings()), told=plans.append)
+    assert f"a copy of {corpus}" in plans[0].render()
+    with corpus.open("r+") as of_others:
+        of_others.truncate(100)
+    file.write_bytes(b"")
     assert best(out, "rivers in Japan") == 12
     assert len(verify(out, Serving(runtime=TORCH))) == 3
+
+
+def test_an_index_is_kept_as_it_is_by_links_where_that_is_asked_for(tmp_path: Path):
+    file, corpus = pair(tmp_path)
+    link, plans = replace(kept(settings()), link=True), list[Plan]()
+    out = adopt(file, corpus, tmp_path / "index", link, told=plans.append)
+    assert os.path.samefile(out / "vectors.faiss", file)
+    assert os.path.samefile(out / "documents.jsonl", corpus)
+    assert [part.memory.disk_bytes for part in plans[0].parts] == [24 * 8, 0], "offsets alone"
     manifest = Manifest.read(out)
     assert (manifest.count, manifest.dense.factory, manifest.documents.ids) == (24, "IndexFlatIP", "rows")  # type: ignore[union-attr]
-    assert adopt(file, corpus, out, kept(settings())) == out, "the same again"
+    assert adopt(file, corpus, out, link) == out, "the same again"
 
 
 def test_vectors_become_blocks_of_sixteen_bit_in_shards(tmp_path: Path):

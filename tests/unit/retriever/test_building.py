@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.building.adopt import _linked
+from retriever.building.adopt import _taken
 from retriever.building.build import build, planned
 from retriever.building.plan import Plan, shard_rows_at
 from retriever.building.shards import finished, shards_of
@@ -22,6 +22,7 @@ from retriever.encoders.hashed import HashedSettings
 from retriever.encoders.settings import Runtime
 from retriever.index import Index
 from retriever.manifest import IndexFault, Manifest
+from retriever.query import silent
 
 SMALL = HashedSettings(dim=32)
 KEPT = BuildSpec(encoder=SMALL, index="SQ8", rescore=True, shard_rows=4)
@@ -190,13 +191,16 @@ def test_the_documents_of_a_build_that_somebody_stops_are_kept(corpus: Path, tmp
     assert heard.of("imported") == []
 
 
-def test_a_corpus_is_linked_again_after_a_run_that_was_killed_behind_its_link(corpus: Path, tmp_path: Path):
+@pytest.mark.parametrize("link", [True, False])
+def test_a_corpus_is_taken_again_after_a_run_that_was_killed_behind_it(corpus: Path, tmp_path: Path, link: bool):
     # the index named the file elsewhere, and kept a link to it that it did not use
     directory = tmp_path / "building"
     directory.mkdir()
-    for _ in range(2):
-        assert _linked(adopt_corpus(corpus, directory), directory).documents == directory / "documents.jsonl"
-    assert (directory / "documents.jsonl").samefile(corpus)
+    for linked_before in (True, link):
+        assert _taken(adopt_corpus(corpus, directory), directory, linked_before, silent).documents == directory / "documents.jsonl"
+    assert (directory / "documents.jsonl").samefile(corpus) == link
+    before = corpus.read_text()
+    assert (directory / "documents.jsonl").read_text() == before != ""
 
 
 def test_many_may_wait_for_a_build_that_ends(tmp_path: Path):
