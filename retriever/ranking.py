@@ -1,4 +1,4 @@
-"""How good a ranking is: recall, success, reciprocal rank and nDCG of one question, and what their means over questions are worth.
+"""How good a ranking is: recall, reciprocal rank and nDCG of one question, and what their means over questions are worth.
 
     recall_at(["b", "a"], {"a", "c"}, 2)                       1/2: one of the two relevant documents is among the first two
     reciprocal_rank(["b", "a"], {"a", "c"}, 10)                1/2: the first relevant one is second
@@ -25,12 +25,10 @@ __all__ = [
     "Interval",
     "bootstrap",
     "dcg",
-    "mrr",
     "ndcg_at",
     "paired_bootstrap",
     "recall_at",
     "reciprocal_rank",
-    "success_at",
 ]
 
 Gain = Literal["linear", "exponential"]
@@ -51,35 +49,14 @@ def recall_at(ranked: Sequence[str], relevant: Collection[str], k: int) -> float
     return len(set(ranked[:k]) & set(relevant)) / len(set(relevant))
 
 
-def success_at(ranked: Sequence[str], relevant: Collection[str], k: int) -> float:
-    """1 where any of the first `k` is relevant, else 0. With a single relevant document this is its recall.
-
-    Raises:
-        ValueError: nothing is relevant, or k < 1.
-    """
-    _check(relevant, k)
-    return float(not set(relevant).isdisjoint(ranked[:k]))
-
-
 def reciprocal_rank(ranked: Sequence[str], relevant: Collection[str], k: int) -> float:
-    """1 / rank of the first relevant document; 0 where none is among the first `k`.
+    """1 / rank of the first relevant document; 0 where none is among the first `k`. Its mean over questions is the MRR (Voorhees, TREC-8 1999).
 
     Raises:
         ValueError: nothing is relevant, or k < 1.
     """
     _check(relevant, k)
     return next((1.0 / rank for rank, id in enumerate(ranked[:k], start=1) if id in relevant), 0.0)
-
-
-def mrr(rankings: Sequence[Sequence[str]], relevant: Sequence[Collection[str]], k: int) -> float:
-    """Mean reciprocal rank over questions (Voorhees, TREC-8 1999).
-
-    Raises:
-        ValueError: no question, lengths that differ, or a question without a relevant document.
-    """
-    if not rankings or len(rankings) != len(relevant):
-        raise ValueError(f"expected a ranking and its relevant documents for each question and at least one, got {len(rankings)} and {len(relevant)}")
-    return sum(reciprocal_rank(ranked, some, k) for ranked, some in zip(rankings, relevant, strict=True)) / len(rankings)
 
 
 def dcg(grades: Sequence[float], *, gain: Gain) -> float:

@@ -4,21 +4,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from retriever.ranking import bootstrap, dcg, mrr, ndcg_at, paired_bootstrap, recall_at, reciprocal_rank, success_at
+from retriever.ranking import bootstrap, dcg, ndcg_at, paired_bootstrap, recall_at, reciprocal_rank
 
 
-def test_recall_and_success_by_hand():
+def test_recall_by_hand():
     ranked, relevant = ["d", "a", "e", "b"], {"a", "b", "c"}
     assert [recall_at(ranked, relevant, k) for k in (1, 2, 3, 4, 9)] == [0, 1 / 3, 1 / 3, 2 / 3, 2 / 3]
-    assert [success_at(ranked, relevant, k) for k in (1, 2, 3)] == [0, 1, 1]
     assert recall_at([], relevant, 5) == 0
 
 
-def test_reciprocal_rank_and_its_mean_by_hand():
+def test_reciprocal_rank_by_hand():
     assert reciprocal_rank(["d", "a", "b"], {"a", "b"}, 10) == 1 / 2
     assert reciprocal_rank(["d", "a", "b"], {"b"}, 2) == 0
-    # ranks 1, 3, none: (1 + 1/3 + 0) / 3
-    assert mrr([["a"], ["x", "y", "a"], ["x"]], [{"a"}] * 3, 10) == pytest.approx(4 / 9)
 
 
 def test_dcg_of_both_gains_by_hand():
@@ -46,7 +43,7 @@ def test_binary_grades_make_both_gains_the_same():
     assert ndcg_at(["x", "b", "a"], grades, 3, gain="linear") == ndcg_at(["x", "b", "a"], grades, 3, gain="exponential")
 
 
-@pytest.mark.parametrize("measure", [recall_at, success_at, reciprocal_rank])
+@pytest.mark.parametrize("measure", [recall_at, reciprocal_rank])
 def test_a_question_without_a_relevant_document_has_no_score(measure):
     with pytest.raises(ValueError, match="at least one relevant document"):
         measure(["a"], set(), 1)
@@ -97,5 +94,3 @@ def test_scores_that_cannot_be_compared_are_refused():
             bootstrap(wrong, seed=0)
     with pytest.raises(ValueError, match="same questions"):
         paired_bootstrap([1.0], [1.0, 0.0], seed=0)
-    with pytest.raises(ValueError, match="for each question"):
-        mrr([], [], 1)

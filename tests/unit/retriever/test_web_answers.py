@@ -203,6 +203,7 @@ JSON = strategies.recursive(
 ANSWERS = strategies.dictionaries(strategies.sampled_from(["organic_results", "items", "answer_box", "error", "search_metadata"]), JSON)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, database=None)
 @given(answer=ANSWERS, anything=JSON)
 def test_whatever_a_service_answers_becomes_results_or_is_refused(answer: dict[str, Any], anything: Any):
