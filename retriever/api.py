@@ -85,7 +85,7 @@ def parse_retrieve(body: bytes, *, packed: bool, default_topk: int) -> Asked:
         queries=[Query(text=text if text.isascii() else _encodable(text), topk=topk, mode=mode, rerank=rerank) for text in texts],
         with_scores=_flag(value, "return_scores"),
         fields=_fields(value.get("fields")),
-        max_chars=None if value.get("max_chars") is None else _whole(value["max_chars"], "max_chars", 0, MAX_CHARACTERS),
+        max_chars=None if value.get("max_chars") is None else _whole(value["max_chars"], "max_chars", 1, MAX_CHARACTERS),
     )
 
 
@@ -133,7 +133,9 @@ def _loads(body: bytes, packed: bool, expected: str) -> Mapping[str, Any]:
         value = msgpack.unpackb(body) if packed else json.loads(body)
     except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
         # ValueError: not JSON, not UTF-8, a number of thousands of digits, a key that is a map
-        raise WrongRequest(f"the body is not {'msgpack' if packed else 'JSON'}: {error}", status=400) from error
+        nested = isinstance(error, msgpack.exceptions.StackError)
+        reason = str(error) or ("lists or maps lie too deep in one another" if nested else "no such type of value")  # msgpack says nothing itself
+        raise WrongRequest(f"the body is not {'msgpack' if packed else 'JSON'}: {reason}", status=400) from error
     if not isinstance(value, dict):
         raise WrongRequest(f"expected {expected}, got {type(value).__name__}")
     return value

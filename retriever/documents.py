@@ -149,28 +149,21 @@ def rendered(line: bytes, *, fields: Sequence[str] | None, max_chars: int | None
 
     Args:
         fields: those to keep, where the document has them; None: all.
-        max_chars: longest contents in Unicode characters; None: as long as they are. A title's line, `"Oslo"\\n`, is kept in any case.
+        max_chars: longest contents in Unicode characters, a title's line included; None: as long as they are.
 
     Raises:
-        ValueError: `max_chars` is negative.
+        ValueError: `max_chars` is less than 1.
     """
-    if max_chars is not None and max_chars < 0:
-        raise ValueError(f"max_chars must be at least 0, got {max_chars}")
+    if max_chars is not None and max_chars < 1:
+        raise ValueError(f"max_chars must be at least 1, got {max_chars}")
     if fields is None and max_chars is None:
         return line
     document: dict[str, Any] = json.loads(line)
     if fields is not None:
         document = {name: value for name, value in document.items() if name in fields}
     if max_chars is not None and isinstance(document.get("contents"), str):
-        contents: str = document["contents"]
-        document["contents"] = contents[: max(max_chars, _title_characters(contents))]
+        document["contents"] = document["contents"][:max_chars]
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-
-
-def _title_characters(contents: str) -> int:
-    """Of `"Oslo"\\nOslo is ...`, 7: the line of the title, its break included."""
-    title, end, _ = contents.partition("\n")
-    return len(title) + len(end) if end and len(title) >= 2 and title[0] == title[-1] == '"' else 0
 
 
 def _array(path: Path, dtype: np.dtype[Any], *, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:

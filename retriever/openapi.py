@@ -54,7 +54,7 @@ def _retrieve(modes: Sequence[Mode], reranks: bool) -> Schema:
             "mode": {"enum": [*map(str, modes), None]},
             "rerank": {"type": ["boolean", "null"]} if reranks else {"enum": [False, None], "description": "this server has no reranker"},
             "fields": {"type": ["array", "null"], "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_FIELDS},
-            "max_chars": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_CHARACTERS},
+            "max_chars": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHARACTERS},
         },
         "oneOf": [
             {"required": ["queries"], "properties": {"queries": {"type": "array"}, "query": {"type": "null"}}},

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 import struct
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_an_index_with_fewer_documents_than_asked_for_answers_all_it_has():
         ({"queries": ["Oslo"], "mode": "bm25"}, 422, "searched by dense"),
         ({"queries": ["Oslo"], "fields": "id"}, 422, "fields must be a list"),
         ({"queries": ["Oslo"], "fields": []}, 422, "fields must be a list"),
-        ({"queries": ["Oslo"], "max_chars": -1}, 422, "max_chars must be an integer"),
+        ({"queries": ["Oslo"], "max_chars": 0}, 422, "max_chars must be an integer"),
         ({"queries": ["Oslo"] * (MAX_QUERIES + 1)}, 413, f"at most {MAX_QUERIES}"),
         (b" " * (MAX_BODY_BYTES + 1), 413, "at most"),
     ],
@@ -150,7 +151,7 @@ def test_msgpack_says_what_json_says(with_scores: bool):
 def test_what_is_no_msgpack_is_400(body: bytes):
     [answer] = ask(body, headers=PACKED)
     assert answer.status_code == 400
-    assert "not msgpack" in answer.json()["detail"]
+    assert re.fullmatch("the body is not msgpack: .+", answer.json()["detail"])
 
 
 def test_a_document_with_integers_that_msgpack_does_not_have_is_answered_with_the_nearest_numbers():
