@@ -327,7 +327,14 @@ def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress:
         from retriever.searchers.blocks import BlockSearcher
 
         shards = VectorShards.open([directory / name for name in record.files])
-        return BlockSearcher.open(shards, dtype=record.block_type, devices=serving.devices, threads=serving.runtime.threads, progress=progress)
+        return BlockSearcher.open(
+            shards,
+            dtype=record.block_type,
+            devices=serving.devices,
+            threads=serving.runtime.threads,
+            largest_norm=record.largest_norm,
+            progress=progress,
+        )
     from retriever.searchers.faiss_index import FaissSearcher
 
     return FaissSearcher.open(

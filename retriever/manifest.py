@@ -113,6 +113,7 @@ class DenseRecord:
     metric: str = "ip"
     fidelity: float = 1.0  # least cosine of a stored vector to the encoder's own: below 1 where the index keeps less than the vectors
     rescore: RescoreRecord | None = None
+    largest_norm: float | None = None  # of a block's vector, by which what 16 bit get wrong is bounded; None: to be measured
 
     @property
     def block_type(self) -> Literal["float16", "bfloat16"]:

@@ -163,7 +163,9 @@ def _dense(
     directory: Path, spec: BuildSpec, encoder: Mapping[str, Any], shards: Sequence[tuple[Path, ShardRecord]], progress: Progress
 ) -> DenseRecord:
     if spec.index == BLOCKS:
-        return DenseRecord(backend=BLOCKS, dim=encoder["dim"], dtype=spec.shard_dtype, files=list(_kept(spec, shards)))
+        norms = [record.largest_norm for _, record in shards if record.largest_norm is not None]
+        longest = max(norms) if len(norms) == len(shards) else None
+        return DenseRecord(backend=BLOCKS, dim=encoder["dim"], dtype=spec.shard_dtype, files=list(_kept(spec, shards)), largest_norm=longest)
     from retriever.searchers.faiss_index import build_faiss
 
     if not (directory / VECTORS).exists():

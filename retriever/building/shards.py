@@ -1,7 +1,7 @@
 """The row shards of a build: each is a file of vectors and, once it is whole and on the disk, a mark with its hash.
 
     build/00007.npy     rows 7 * R to 8 * R - 1
-    build/00007.done    {"rows": R, "file": {"bytes": ..., "sha256": ..., "sample": ...}}
+    build/00007.done    {"rows": R, "file": {"bytes": ..., "sha256": ..., "sample": ...}, "largest_norm": ...}
 
 A build that was killed goes on with the shards that have no mark; those that have one are read and compared, and not embedded again.
 """
@@ -22,7 +22,7 @@ from retriever.encoders.encoder import Encoder
 from retriever.manifest import FileRecord, IndexFault, record_of
 from retriever.query import Progress, Vectors, silent
 from retriever.searchers.searcher import SearcherError
-from retriever.searchers.shards import VectorType, write_shard
+from retriever.searchers.shards import VectorShards, VectorType, write_shard
 
 __all__ = ["Shard", "ShardRecord", "embed_shard", "finished", "shards_of", "write_marked"]
 
@@ -55,6 +55,7 @@ class ShardRecord:
 
     rows: int
     file: FileRecord
+    largest_norm: float | None = None  # of a vector as it is stored
 
 
 def shards_of(directory: Path, count: int, shard_rows: int) -> list[Shard]:
@@ -69,7 +70,7 @@ def finished(shards: Sequence[Shard], progress: Progress = silent) -> dict[int, 
     marked = [shard for shard in shards if shard.mark.is_file() and shard.path.is_file()]
     for i, shard in enumerate(marked, start=1):
         plain = json.loads(shard.mark.read_text(encoding="utf-8"))
-        record = ShardRecord(rows=plain["rows"], file=FileRecord(**plain["file"]))
+        record = ShardRecord(rows=plain["rows"], file=FileRecord(**plain["file"]), largest_norm=plain.get("largest_norm"))
         if record.rows == shard.rows and record_of(shard.path) == record.file:
             done[shard.number] = record
         progress("finished shards checked", i, len(marked))
@@ -108,6 +109,6 @@ def write_marked(shard: Shard, vectors: Vectors, dtype: VectorType) -> ShardReco
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.rename(shard.path)
-    record = ShardRecord(rows=shard.rows, file=record_of(shard.path))
+    record = ShardRecord(rows=shard.rows, file=record_of(shard.path), largest_norm=VectorShards.open([shard.path]).largest_norm())
     write_whole(shard.mark, json.dumps(asdict(record)).encode())
     return record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,26 +35,50 @@ class BlockPart:
     Args:
         blocks: [rows, dim] of 16 bit each.
         first: the first one's first row.
+        largest_norm: no vector is longer, before or after it was rounded.
         largest_rounding: the largest distance between a vector and its 16 bits.
         mapped: the blocks are files.
     """
 
-    def __init__(self, blocks: Sequence[torch.Tensor], device: str, dtype: BlockType, *, first: int, largest_rounding: float, mapped: bool) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[torch.Tensor],
+        device: str,
+        dtype: BlockType,
+        *,
+        first: int,
+        largest_norm: float,
+        largest_rounding: float,
+        mapped: bool,
+    ) -> None:
         self.blocks = list(blocks)
         self.device = device
         self.dtype = dtype
         self.first = first
+        self.largest_norm = largest_norm
         self.largest_rounding = largest_rounding
         self.mapped = mapped
         self.product = _product(device, dtype)
         self._scan = Scan([_bits(block) for block in blocks], dtype, first=first) if device == "cpu" and can_scan() else None
 
     @classmethod
-    def load(cls, shards: VectorShards, device: str, start: int, stop: int, *, dtype: BlockType, block_rows: int, progress: Progress) -> BlockPart:
-        """Rows `start` to `stop` of shards."""
+    def load(
+        cls,
+        shards: VectorShards,
+        device: str,
+        start: int,
+        stop: int,
+        *,
+        dtype: BlockType,
+        block_rows: int,
+        largest_norm: float,
+        progress: Progress,
+    ) -> BlockPart:
+        """Rows `start` to `stop` of shards, none of which is longer than `largest_norm`."""
         if device == "cpu" and shards.dtype == dtype:
             spans = [span[at : at + block_rows] for span in shards.span(start, stop) for at in range(0, len(span), block_rows)]
-            return cls([_tensor(span) for span in spans], device, dtype, first=start, largest_rounding=0.0, mapped=True)
+            blocks = [_tensor(span) for span in spans]
+            return cls(blocks, device, dtype, first=start, largest_norm=largest_norm, largest_rounding=0.0, mapped=True)
         blocks, largest = [], 0.0
         for first in range(start, stop, block_rows):
             block = _allocate(min(block_rows, stop - first), shards.dim, device, dtype)
@@ -64,23 +87,19 @@ class BlockPart:
                 largest = max(largest, _fill(block[at - first : end - first], shards, at, end, dtype))
                 progress(f"loaded to {device}", end - start, stop - start)
             blocks.append(block)
-        return cls(blocks, device, dtype, first=start, largest_rounding=largest, mapped=False)
+        return cls(blocks, device, dtype, first=start, largest_norm=largest_norm + largest, largest_rounding=largest, mapped=False)
 
-    @cached_property
-    def largest_norm(self) -> float:
-        """The largest length of a vector; all rows are read."""
-        import torch
+    def candidates(self, queries_ND: Vectors, depth: int, *, threads: int, product: str | None = None) -> tuple[Any, Any]:
+        """Scores [N, K] and rows [N, K] of at least the `depth` best, in no order; on a GPU they may still be being computed.
 
-        norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float32).max() for block in self.blocks if len(block)]
-        return max((float(norm) for norm in norms), default=0.0)
-
-    def candidates(self, queries_ND: Vectors, depth: int, *, threads: int) -> tuple[Any, Any]:
-        """Scores [N, K] and rows [N, K] of at least the `depth` best, in no order; on a GPU they may still be being computed."""
+        Args:
+            product: the type that is multiplied, instead of the device's fastest.
+        """
         if self._scan is not None and len(queries_ND) < MANY:
             return self._scan.search(queries_ND, depth, threads=threads)
-        return self._multiplied(queries_ND, depth)
+        return self._multiplied(queries_ND, depth, product or self.product)
 
-    def error(self, queries_ND: Vectors, cutoff_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    def error(self, queries_ND: Vectors, cutoff_N: npt.NDArray[np.float32], *, product: str | None = None) -> npt.NDArray[np.float64]:
         """How much more than `cutoff`, the lowest score of its candidates, a query's exact score with any other row can be, at most.
 
         |q v - q' v'| <= |q - q'| |v| + |q| |v - v'|, with q' and v' as they are multiplied, and the rounding of sums and of the result.
@@ -89,9 +108,10 @@ class BlockPart:
         summing: npt.NDArray[np.float64] = queries_ND.shape[1] * ROUNDING["float32"] * norms * self.largest_norm
         if self._scan is not None and len(queries_ND) < MANY:
             return norms * self.largest_rounding + summing
-        unit = ROUNDING[self.product]
-        query = unit * norms * self.largest_norm if self.product != "float32" else 0.0
-        converted = unit * norms * self.largest_norm if self.product not in (self.dtype, "float32") else 0.0
+        product = product or self.product
+        unit = ROUNDING[product]
+        query = unit * norms * self.largest_norm if product != "float32" else 0.0
+        converted = unit * norms * self.largest_norm if product not in (self.dtype, "float32") else 0.0
         roundings = 1 if self.device == "cpu" else 2  # a GPU may round partial sums, too (split-K)
         result: npt.NDArray[np.float64] = roundings * unit * np.abs(cutoff_N) * (1 + unit)
         return norms * self.largest_rounding + summing + query + converted + result
@@ -101,12 +121,12 @@ class BlockPart:
         held = 0 if self.mapped else sum(block.nbytes for block in self.blocks)
         return Memory(resident_bytes=held) if self.device == "cpu" else Memory(device_bytes=held)
 
-    def _multiplied(self, queries_ND: Vectors, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _multiplied(self, queries_ND: Vectors, depth: int, product: str) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
         lengths = np.linalg.norm(queries_ND.astype(np.float64), axis=1, keepdims=True)
         lengths_N1 = np.maximum(lengths, np.finfo(np.float32).tiny).astype(np.float32)
-        queries = torch.from_numpy(queries_ND / lengths_N1).to(self.device, getattr(torch, self.product))  # float16 ends at 65504
+        queries = torch.from_numpy(queries_ND / lengths_N1).to(self.device, getattr(torch, product))  # float16 ends at 65504
         scores, rows, start, width = [], [], self.first, 0
         with torch.inference_mode():
             for block in self.blocks:

@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retriever.query import Vectors
+from retriever.query import Progress, Vectors, silent
 from retriever.searchers.searcher import Memory, SearcherError
+
+MEASURED_ROWS = 8192  # that are float64 at a time: 50 MB of 768 numbers
 
 __all__ = ["DTYPES", "VectorShards", "VectorType", "as_float32", "as_stored", "write_shard"]
 
@@ -90,6 +92,14 @@ class VectorShards:
             end = min(stop, int(self._starts[number + 1]))
             yield self.parts[number][start - first : end - first]
             start = end
+
+    def largest_norm(self, progress: Progress = silent) -> float:
+        """The largest length of a vector. All rows are read."""
+        largest = 0.0
+        for start, vectors in self.blocks(MEASURED_ROWS):
+            largest = max(largest, float(np.linalg.norm(vectors.astype(np.float64), axis=1).max()))
+            progress("lengths of vectors", start + len(vectors), self.count)
+        return largest
 
     def memory(self) -> Memory:
         """Files are mapped; arrays are resident."""

@@ -62,6 +62,37 @@ def test_what_16_bit_cannot_tell_apart_is_looked_at_more_closely():
     assert searcher.info()["searched_deeper"] == 4
 
 
+def test_what_many_candidates_cannot_tell_apart_is_multiplied_in_float32():
+    # the 600 best were beyond the 512 candidates of the deeper search, whose answer was given although it was not certain
+    direction = unit(1, 32, 2)
+    lengths = 1 + np.random.default_rng(3).permutation(600).astype(np.float32)[:, None] * 1e-6
+    shards = shards_of(np.concatenate([VECTORS, direction * lengths]).astype(np.float32), "float16")
+    searcher = BlockSearcher.open(shards, dtype="float16", devices=("cpu:0",))
+    queries = np.repeat(direction, 4, axis=0)
+    np.testing.assert_allclose(searcher.search(queries, 3)[0], exact(shards, queries, 3)[0], rtol=1e-6)
+    info = searcher.info()
+    assert (info["searched_deeper"], info["searched_in_float32"], info["uncertain"]) == (4, 4, 0)
+
+
+def test_a_passage_that_is_there_more_often_than_candidates_is_counted_as_uncertain():
+    shards = shards_of(np.concatenate([np.repeat(unit(1, 32, 2), 700, axis=0), VECTORS]), "bfloat16")
+    searcher = BlockSearcher.open(shards)
+    scores, rows = searcher.search(unit(1, 32, 2), 3)
+    assert (rows < 700).all()
+    np.testing.assert_allclose(scores, exact(shards, unit(1, 32, 2), 3)[0], rtol=1e-6)
+    assert searcher.info()["uncertain"] == 1
+
+
+def test_gpus_add_up_in_float32_whatever_was_set():
+    import torch
+
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    BlockSearcher.open(shards_of(VECTORS[:40], "float16"), dtype="float16").search(QUERIES, 1)
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 4000.0])
 def test_vectors_of_any_length_are_multiplied_in_float16_as_on_a_gpu(size):
     # scores beyond 65504 were infinite, and the best documents were not found; "cpu:0" multiplies as a GPU does, in the blocks' own type
@@ -137,5 +168,9 @@ def test_what_is_wrong_is_told():
 
 def test_progress_ends_at_the_number_of_rows():
     told = []
-    BlockSearcher.open(shards_of(VECTORS, "float32"), block_rows=1000, progress=lambda what, done, of: told.append((done, of)))
-    assert told == [(1000, 3000), (2000, 3000), (3000, 3000)]
+    searcher = BlockSearcher.open(shards_of(VECTORS, "float32"), block_rows=1000, progress=lambda *some: told.append(some))
+    loaded = [("loaded to cpu", done, 3000) for done in (1000, 2000, 3000)]
+    assert told == [("lengths of vectors", done, 3000) for done in (1100, 2200, 3000)] + loaded
+    told.clear()
+    BlockSearcher.open(searcher.shards, block_rows=1000, largest_norm=1.0, progress=lambda *some: told.append(some))
+    assert told == loaded, "nothing is read twice where the longest is known"
