@@ -182,7 +182,7 @@ def _weights(spec: BuildSpec) -> int:
     """Bytes of a model."""
     if not isinstance(spec.encoder, TransformerSettings):
         return 0
-    return sum(path.stat().st_size for path in ModelFiles.locate(spec.encoder.model).weights())
+    return ModelFiles.locate(spec.encoder.model).weights_bytes()
 
 
 def _words(directory: Path, corpus: CorpusRecord, progress: Progress) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 wiki-18.jsonl.gz: about 21,015,000 documents, 14.2 GB
   documents           14.4 GB on disk    mapped
   vectors             32.3 GB on disk    mapped      float16 blocks of 768
+  (mapped: files that are read as they are needed, and given up when others need the memory; in memory: kept there)
 building needs 46.9 GB of disk in /data (512.0 GB are free), 3.1 GB of memory (60.1 GB are available)
 embedding takes about 3 days 4 h on 1 device: 77 documents/s, measured on 770 documents in 10.0 s
 """
@@ -27,8 +28,11 @@ from retriever.corpora.importing import read_documents
 from retriever.corpora.source import Source
 from retriever.corpus import CorpusRecord
 from retriever.encoders.encoder import Encoder
+from retriever.encoders.files import ModelFiles
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
 from retriever.encoders.opening import open_encoder
+from retriever.encoders.settings import TransformerSettings
+from retriever.footprint import PROCESS_BYTES, RUNTIME_BYTES
 from retriever.manifest import BLOCKS, IndexFault
 from retriever.query import silent
 from retriever.searchers.searcher import Memory
@@ -45,7 +49,11 @@ FEWEST_ROWS, MOST_ROWS, MOST_SHARDS = 1024, 262_144, 512  # a shard is a mapped 
 SPARE = 1.05  # free disk beyond the plan's bytes
 ID_BYTES = 32  # of memory per document while ids are sorted
 WORDS_OF = 2048  # texts of the sample that BM25's size is estimated from
-PROCESS_BYTES = 300 << 20  # Python with onnxruntime or PyTorch, before a model
+TEXTS_AT_A_TIME = 4096  # that an encoder is given at once
+# Peaks of fresh processes (VmHWM), 240 and 19,200 documents of 1 kB, vectors of 256 and 1,024 numbers, shards of 2,048 to 19,200 rows: within 5 %.
+SHARD_COPIES = 2  # of a shard's vectors in memory: as they are made, and as they are written
+HASHED_COPIES = 8  # the hashed encoder's words and trigrams, in vectors of the texts that it is given at once
+SAMPLE_COPIES = 2  # of the texts that the plan is made from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +102,7 @@ class Plan:
     spec: BuildSpec
     sample: Sample
     probe: Probe | None
-    encoder_bytes: int = 0  # resident, of one encoder
+    encoder_bytes: int = 0  # of a transformer's weights and what runs it, in each process
     taken: Mapping[str, Taken] = field(default_factory=dict)  # by the name of the part: "documents", "vectors"
 
     @property
@@ -157,10 +165,13 @@ class Plan:
     def memory_bytes(self) -> int:
         """Resident, at the most, while it is built."""
         rows = 0 if "vectors" in self.taken else self.spec.shard_rows or shard_rows_at(self.documents_per_s or 0.0, self.documents)
-        embedding = len(self.spec.devices) * (PROCESS_BYTES + self.encoder_bytes + 2 * 4 * self.dim * min(rows, self.documents))
+        rows = min(rows, self.documents)
+        at_once = HASHED_COPIES * min(rows, TEXTS_AT_A_TIME) if isinstance(self.spec.encoder, HashedSettings) else 0
+        embedding = len(self.spec.devices) * (self.encoder_bytes + 4 * self.dim * (SHARD_COPIES * rows + at_once))
+        embedding += PROCESS_BYTES * (len(self.spec.devices) - 1) + round(SAMPLE_COPIES * len(self.sample.texts) * self.sample.line_bytes)
         ids = 0 if self.sample.ids_are_rows else self.documents * ID_BYTES
         indexing = 0 if "vectors" in self.taken else _indexing(self.spec, self.documents, self.dim)
-        return max(embedding, ids, indexing)
+        return PROCESS_BYTES + max(embedding, ids, indexing)
 
     def of_documents(self, count: int) -> Plan:
         """The plan with the number that is known by now."""
@@ -189,6 +200,7 @@ class Plan:
         about = "" if self.sample.exact else "about "
         lines = [f"{self.corpus}: {about}{self.documents:,} documents of {self.sample.line_bytes:,.0f} bytes"]
         lines += [f"  {part.name:<20}{_where(part.memory)}{'  ' + part.what if part.what else ''}" for part in self.parts]
+        lines.append("  (mapped: files that are read as they are needed, and given up when others need the memory; in memory: kept there)")
         free, available = shutil.disk_usage(_existing(self.out)).free, psutil.virtual_memory().available
         lines.append(
             f"building needs {size(self.disk_bytes)} of disk below {self.out.parent} ({size(free)} are free) "
@@ -215,12 +227,8 @@ def plan_of(corpus: Path, directory: Path, spec: BuildSpec, imported: CorpusReco
         CorpusError, EncoderFault: what the build would end with.
     """
     sample = _sampled(corpus) if imported is None else _sampled_again(directory, imported)
-    if spec.encoder is None or not probing:
-        return Plan(corpus=corpus, out=directory, spec=spec, sample=sample, probe=None)
-    before = psutil.Process().memory_info().rss
-    probe = _probe(spec, sample)
-    grown = max(0, psutil.Process().memory_info().rss - before)
-    return Plan(corpus=corpus, out=directory, spec=spec, sample=sample, probe=probe, encoder_bytes=grown)
+    probe = None if spec.encoder is None or not probing else _probe(spec, sample)
+    return Plan(corpus=corpus, out=directory, spec=spec, sample=sample, probe=probe, encoder_bytes=_encoder_bytes(spec))
 
 
 def shard_rows_at(documents_per_s: float, count: int) -> int:
@@ -274,6 +282,13 @@ def _probe(spec: BuildSpec, sample: Sample) -> Probe:
         rate = done / took
         some = max(FIRST_TEXTS, min(2 * some, round(rate * (PROBE_S - took))))
     return Probe(documents=done, seconds=took)
+
+
+def _encoder_bytes(spec: BuildSpec) -> int:
+    if not isinstance(spec.encoder, TransformerSettings):
+        return 0
+    runtime = runtime_on(spec.runtime, spec.devices[0]).resolved
+    return ModelFiles.locate(spec.encoder.model).weights_bytes() + RUNTIME_BYTES[runtime]
 
 
 def _encoder(spec: BuildSpec, texts: Sequence[str]) -> Encoder:

@@ -56,6 +56,10 @@ class ModelFiles:
         """Its .safetensors files, by name."""
         return sorted(self.directory.glob("model*.safetensors"))
 
+    def weights_bytes(self) -> int:
+        """Of the .safetensors files."""
+        return sum(path.stat().st_size for path in self.weights())
+
     def weights_sha256(self) -> str:
         """Over the bytes of the .safetensors files: of one file, what sha256sum prints."""
         digest = hashlib.sha256()

@@ -203,6 +203,13 @@ def test_a_corpus_is_taken_again_after_a_run_that_was_killed_behind_it(corpus: P
     assert (directory / "documents.jsonl").read_text() == before != ""
 
 
+def test_the_memory_of_a_plan_is_that_of_the_process_and_of_what_it_holds(corpus: Path, tmp_path: Path):
+    # 300 MiB of a process, which takes 72 MB, and what had grown while the encoder was tried: another number every time
+    plan = planned(corpus, tmp_path / "index", replace(KEPT, shard_rows=4))
+    texts = 2 * corpus.stat().st_size
+    assert plan.memory_bytes == pytest.approx(72_000_000 + 4 * 32 * (2 * 4 + 8 * 4) + texts, abs=100)
+
+
 def test_many_may_wait_for_a_build_that_ends(tmp_path: Path):
     # one removed the directory while another was about to lock a file in it: FileNotFoundError
     def waited(_: int) -> int:
