@@ -80,7 +80,7 @@ def create_app(
         topk: hits per query where a request does not say.
         token: what a request must bring (`Authorization: Bearer TOKEN`), but to /health and /ready; None: nobody is asked.
         deadline_s: of a request that brings none (`X-Deadline-Ms`), and the longest of those that do.
-        reload: what POST /admin/reload does; None: there is no such route.
+        reload: what POST /admin/reload does; None: it is answered by 404.
         metrics: counted here besides what the service counts.
     """
     metrics = metrics or Metrics()
@@ -164,7 +164,6 @@ class _Routes:
     token: bool
 
     def all(self) -> list[Route]:
-        admin = [Route("/admin/reload", self.reloaded, methods=["POST"])] if self.reload is not None else []
         return [
             Route("/documents/{id:path}", self.document),
             Route("/access", self.access, methods=["POST"]),
@@ -173,7 +172,7 @@ class _Routes:
             Route("/info", self.info),
             Route("/metrics", self.prometheus),
             Route("/openapi.json", self.description),
-            *admin,
+            Route("/admin/reload", self.reloaded, methods=["POST"]),
         ]
 
     async def document(self, request: Request) -> Response:
@@ -215,7 +214,8 @@ class _Routes:
         return _json(openapi(self.service.modes, reranks=reranks, reload=self.reload is not None, token=self.token))
 
     async def reloaded(self, request: Request) -> Response:
-        assert self.reload is not None
+        if self.reload is None:
+            raise HTTPException(404, "there is nothing to reload: this server has no index that could be opened again")
         return _json(asdict(await self.reload()))
 
     async def _page(self, url: str) -> bytes | None:

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import count
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ Form = Literal["search-r1", "skyrl"]
 PAUSE_S = 0.05  # after an error, so that a server that refuses everything is not asked in a busy loop
 SWEEPS_PER_TIMEOUT = 4  # how exactly `timeout_s` is kept, in place of a timer per request
 PATH = "/retrieve"
+REASON_CHARACTERS = 300
 
 
 class LoadError(ValueError):
@@ -90,6 +92,7 @@ class LoadReport:
     p99_ms: float
     max_ms: float
     errors: Mapping[str, int]  # by kind: a status, "timeout", "closed", "cannot connect", "not an answer"
+    reasons: Mapping[str, str]  # by kind: what the first of them said, where it said something
     bytes_per_answer: float
     client_cores: float  # CPU seconds a second of this process: near 1 it was the generator that was measured
     server_cores: float | None = None
@@ -187,6 +190,7 @@ class _Run:
         self._head = "\r\n".join([*lines, "content-length: "]).encode()
         self.latencies: list[float] = []
         self.errors: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
         self.bytes = 0
         self.counting = self.stopped = False
         self.started = self.ended = 0.0
@@ -211,8 +215,8 @@ class _Run:
         while not self.stopped:
             try:
                 _, connection = await self._connect(lambda: _Connection(self))
-            except OSError:
-                self.failed("cannot connect")
+            except OSError as error:
+                self.failed("cannot connect", str(error))
                 well = False
             else:
                 well = await connection.ended
@@ -255,10 +259,12 @@ class _Run:
             self.latencies.append(time.perf_counter() - sent_at)
             self.bytes += size
 
-    def failed(self, kind: str) -> None:
-        """A request was not answered."""
+    def failed(self, kind: str, reason: str = "") -> None:
+        """A request was not answered, for a reason that may have been told."""
         if self.counting:
             self.errors[kind] += 1
+            if reason:
+                self.reasons.setdefault(kind, reason)
 
     async def _connect(self, make: Any) -> tuple[asyncio.BaseTransport, Any]:
         return await asyncio.get_running_loop().create_connection(make, self.host, self.port, ssl=self.tls or None)
@@ -271,7 +277,8 @@ class _Connection(asyncio.Protocol):
         self._run = run
         self._parser = httptools.HttpResponseParser(self)
         self._size = 0
-        self._first: list[bytes] | None = []  # the first answer of a connection is looked at
+        self._looked_at = True  # the first answer of a connection is, and what is no answer
+        self._parts: list[bytes] = []
         self.sent_at = math.inf
         self._well = False  # it was closed after an answer, as a server that keeps none open asks
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether so
@@ -296,17 +303,18 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
-        if self._first is not None:
-            self._first.append(body)
+        if self._looked_at or self._parser.get_status_code() != HTTPStatus.OK:
+            self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status != 200:
-            self.give_up(str(status))
-        elif self._first is not None and not _is_answer(b"".join(self._first), self._run.asked):
-            self.give_up("not an answer")
+        status, body = self._parser.get_status_code(), b"".join(self._parts)
+        if status != HTTPStatus.OK:
+            self.give_up(str(status), _reason(body))
+        elif self._looked_at and not _is_answer(body, self._run.asked):
+            self.give_up("not an answer", _reason(body))
         else:
-            self._first = None
+            self._looked_at = False
+            self._parts.clear()
             self._run.answered(self.sent_at, self._size)
             if self._parser.should_keep_alive():
                 self._send()
@@ -314,11 +322,11 @@ class _Connection(asyncio.Protocol):
                 self._well = True
                 self.give_up("")
 
-    def give_up(self, kind: str) -> None:
+    def give_up(self, kind: str, reason: str = "") -> None:
         """Close; what is under way is an error of this kind, or none."""
         self._run.connections.discard(self)
         if kind:
-            self._run.failed(kind)
+            self._run.failed(kind, reason)
         self._transport.abort()
 
     def _send(self) -> None:
@@ -343,6 +351,17 @@ def _is_answer(body: bytes, asked: Load) -> bool:
         return False
     result = value.get("result") if isinstance(value, dict) else None
     return isinstance(result, list) and len(result) == asked.per_request and all(isinstance(hits, list) for hits in result)
+
+
+def _reason(body: bytes) -> str:
+    """What a server says of a request that it did not answer: its `detail`, or else the beginning of the body."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    told = value.get("detail") if isinstance(value, dict) else None
+    text = body.decode(errors="replace") if told is None else told if isinstance(told, str) else json.dumps(told)
+    return "".join(letter if letter.isprintable() else " " for letter in text[:REASON_CHARACTERS]).strip()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -384,6 +403,7 @@ def _report(run: _Run, *, server_s: float | None, client_s: float) -> LoadReport
         p99_ms=1e3 * percentile(ordered, 0.99),
         max_ms=1e3 * percentile(ordered, 1.0),
         errors=dict(run.errors),
+        reasons=dict(run.reasons),
         bytes_per_answer=run.bytes / requests if requests else math.nan,
         client_cores=client_s / seconds,
         server_cores=None if server_s is None else server_s / seconds,

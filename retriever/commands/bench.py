@@ -93,10 +93,14 @@ def _record(url: str, report: LoadReport) -> dict[str, Any]:
 def _render(url: str, asked: Load, report: LoadReport) -> str:
     lines = [
         f"{url}: {asked.clients} clients, {asked.per_request} queries a request, top {asked.topk}, {report.seconds:.1f} s",
-        f"{report.qps:.1f} queries/s   p50 {report.p50_ms:.1f} ms   p90 {report.p90_ms:.1f}   p99 {report.p99_ms:.1f}   max {report.max_ms:.1f}",
-        f"{report.requests} requests answered, {report.bytes_per_answer:.0f} bytes each; errors: "
-        + (", ".join(f"{kind} {number}" for kind, number in sorted(report.errors.items())) or "none"),
     ]
+    errors = "errors: " + (", ".join(f"{kind} {number}" for kind, number in sorted(report.errors.items())) or "none")
+    if report.requests:
+        times = f"p50 {report.p50_ms:.1f} ms   p90 {report.p90_ms:.1f}   p99 {report.p99_ms:.1f}   max {report.max_ms:.1f}"
+        lines += [f"{report.qps:.1f} queries/s   {times}", f"{report.requests} requests answered, {report.bytes_per_answer:.0f} bytes each; {errors}"]
+    else:
+        lines.append(f"nothing was answered; {errors}")
+    lines += [f"  {kind}: {reason}" for kind, reason in sorted(report.reasons.items())]
     if report.server_cpu_ms_per_query is not None:
         lines.append(f"server: {report.server_cpu_ms_per_query:.3f} ms of CPU a query, {report.server_cores:.2f} cores")
     if report.client_cores > SATURATED:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retriever.commands.options import add_place
 from retriever.commands.progress import shown
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command = subparsers.add_parser(
         "evaluate",
         help="recall, MRR and nDCG of an index, by mode, with intervals",
-        description="Asks every question in every mode, and prints recall@k, MRR and nDCG with 95 %% bootstrap intervals over questions, and the "
+        description="Asks every question in every mode, and prints recall@k, MRR and nDCG with 95 % bootstrap intervals over questions, and the "
         "paired differences between modes. Relevant is what the questions' `positive_passage(s)` name, or what --qrels or --answers says.",
     )
     command.add_argument("directory", type=Path, metavar="DIR", help="an index")
@@ -41,6 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     command.add_argument("--allow-missing", action="store_true", help="relevant ids that the index does not have count as never found")
     command.add_argument("--reranker", metavar="MODEL", help="a cross-encoder: every mode is measured with it as well")
+    add_place(command)
     command.add_argument("--runtime", choices=("auto", "onnx", "torch"), default="auto", help="what runs the encoder (auto)")
     command.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), default="fp32", help="of the encoder (fp32)")
     command.add_argument("--device", default="cpu", help="of the encoder (cpu)")
@@ -94,7 +96,7 @@ def _open(arguments: argparse.Namespace) -> Index:
     from retriever.index import Index, Serving
 
     runtime = Runtime(kind=arguments.runtime, precision=arguments.precision, device=arguments.device, threads=arguments.threads)
-    options: dict[str, Any] = {"runtime": runtime, "reranker": arguments.reranker, "parameters": arguments.parameters}
+    options: dict[str, Any] = {"runtime": runtime, "model": arguments.model, "reranker": arguments.reranker, "parameters": arguments.parameters}
     return Index.open(arguments.directory, Serving(**options))
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from retriever.batching import QueueFull
 from retriever.web.providers import QuotaExhausted
@@ -54,8 +55,8 @@ class RateLimit:
         self._forget()
         return len(self._spent)
 
-    async def turn(self, *, within_s: float) -> None:
-        """Wait for the turn of one request, and count it. Cancelled, it is not counted.
+    async def turn(self, *, within_s: float) -> float:
+        """Wait for the turn of one request, and count it: as what is returned, for `uncount`. Cancelled, it is not counted.
 
         Raises:
             QuotaExhausted: the day's requests are spent.
@@ -69,6 +70,12 @@ class RateLimit:
             self._spent.remove(turn_at)
             heapq.heappush(self._given_back, turn_at)  # others keep theirs, or two would be at once
             raise
+        return turn_at
+
+    def uncount(self, turn: float) -> None:
+        """A request was not sent after all: it is none of the day's."""
+        with suppress(ValueError):  # it is a day old and forgotten
+            self._spent.remove(turn)
 
     def reserve(self, *, within_s: float) -> float:
         """Count a request; seconds until its turn. Raises as `turn`."""

@@ -210,11 +210,11 @@ class WebService:
         parameters = self._provider.parameters(text, first)
         for attempt in range(1, ATTEMPTS + 1):
             self._check_quota()
-            await self._limit.turn(within_s=give_up_at - time.monotonic())
+            turn = await self._limit.turn(within_s=give_up_at - time.monotonic())
             self._check_quota()  # it may have been used up by those before
             self._counts["requests"] += 1
             try:
-                status, retry_after_s, content = await self._get(parameters)
+                status, retry_after_s, content = await self._get(parameters, turn)
                 outcome = self._read(status, content)
             except httpx.TransportError as error:
                 status, retry_after_s, outcome = 0, 0.0, f"cannot be reached: {type(error).__name__} {error}"
@@ -237,14 +237,25 @@ class WebService:
         if time.monotonic() < until:
             raise QuotaExhausted(reason, math.ceil(until - time.monotonic()))
 
-    async def _get(self, parameters: Mapping[str, str]) -> tuple[int, float, bytes]:
-        """Status, seconds of Retry-After, and content."""
+    async def _get(self, parameters: Mapping[str, str], turn: float) -> tuple[int, float, bytes]:
+        """Status, seconds of Retry-After, and content. The turn does not count where no connection came about."""
         if self._transport is None:
             raise BatcherClosed()
         headers = {"accept": "application/json", "accept-encoding": "identity"}  # a cap would not bound what compressed content unpacks to
-        timeout = httpx.Timeout(None, connect=CONNECT_S).as_dict()
-        request = httpx.Request("GET", self._provider.url, params=dict(parameters), headers=headers, extensions={"timeout": timeout})
-        response = await self._transport.handle_async_request(request)
+        sent = False
+
+        async def traced(event: str, info: Mapping[str, Any]) -> None:
+            nonlocal sent
+            sent = sent or event.endswith("send_request_headers.started")
+
+        extensions = {"timeout": httpx.Timeout(None, connect=CONNECT_S).as_dict(), "trace": traced}
+        request = httpx.Request("GET", self._provider.url, params=dict(parameters), headers=headers, extensions=extensions)
+        try:
+            response = await self._transport.handle_async_request(request)
+        except BaseException:
+            if not sent:
+                self._limit.uncount(turn)
+            raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":

@@ -101,20 +101,21 @@ def test_a_path_of_the_url_and_a_token_are_sent():
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "reason"),
     [
-        (lambda body: with_length(b"{}", b"HTTP/1.1 503 Busy\r\n"), "503"),
-        (lambda body: b"", "closed"),
-        (lambda body: b"nonsense\r\n\r\n", "not an answer"),
-        (lambda body: with_length(b"not JSON"), "not an answer"),
-        (lambda body: with_length(b'{"result": [[], []]}'), "not an answer"),  # two lists for one query
-        (lambda body: None, "timeout"),
+        (lambda body: with_length(b'{"detail": "too much\\nwaits"}', b"HTTP/1.1 503 Busy\r\n"), "503", "too much waits"),
+        (lambda body: b"", "closed", ""),
+        (lambda body: b"nonsense\r\n\r\n", "not an answer", ""),
+        (lambda body: with_length(b"not JSON"), "not an answer", "not JSON"),
+        (lambda body: with_length(b'{"result": [[], []]}'), "not an answer", '{"result": [[], []]}'),  # two lists for one query
+        (lambda body: None, "timeout", ""),
     ],
 )
-def test_errors_are_counted_by_kind_and_are_no_answers(answer: Callable[[bytes], bytes | None], kind: str):
+def test_errors_are_counted_by_kind_and_are_no_answers(answer: Callable[[bytes], bytes | None], kind: str, reason: str):
     report, _ = asked_of(answer, Load(clients=2, timeout_s=0.03, **SHORT))
     assert set(report.errors) == {kind}
     assert report.errors[kind] > 0
+    assert report.reasons.get(kind, "") == reason
     assert (report.requests, report.qps) == (0, 0)
     assert math.isnan(report.p50_ms)
 

@@ -1,4 +1,5 @@
 import argparse
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retriever.commands import bench, evaluate
-from retriever.load import LoadError
+from retriever.load import Load, LoadError, LoadReport
 
 
 def run(*arguments: str) -> int:
@@ -50,6 +51,22 @@ def test_a_load_that_is_none_is_refused(questions: str):
         run("bench", "http://127.0.0.1:1", "--questions", questions, "--form", "skyrl", "--per-request", "2")
     with pytest.raises(LoadError, match=r"http://127\.0\.0\.1:1 cannot be reached"):
         run("bench", "http://127.0.0.1:1", "--questions", questions)
+
+
+def test_a_load_that_nobody_answered_is_told_by_its_reasons_and_without_times():
+    none = dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "max_ms", "bytes_per_answer"), math.nan)
+    report = LoadReport(requests=0, queries=0, seconds=1.0, qps=0.0, errors={"422": 9}, reasons={"422": "no reranker"}, client_cores=0.1, **none)
+    assert bench._render("http://r", Load(clients=2), report).splitlines() == [
+        "http://r: 2 clients, 1 queries a request, top 3, 1.0 s",
+        "nothing was answered; errors: 422 9",
+        "  422: no reranker",
+    ]
+
+
+def test_help_has_its_percent_signs_once(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        run("evaluate", "--help")
+    assert "%%" not in capsys.readouterr().out
 
 
 def test_scripts_beside_the_benchmark_of_the_same_name_import_the_package():

@@ -144,11 +144,12 @@ def test_an_index_in_memory_cannot_be_opened_again():
     served(play)
 
 
-def test_a_server_without_reload_has_no_such_route():
+def test_a_server_without_reload_says_so():
     async def main() -> None:
         app = create_app(LocalService(Held(held=False)))
         async with app.router.lifespan_context(app), client_of(app) as client:
-            assert (await client.post("/admin/reload")).status_code == 404
+            answer = await client.post("/admin/reload")
+            assert (answer.status_code, answer.json()["detail"][:26]) == (404, "there is nothing to reload")
 
     asyncio.run(main())
 

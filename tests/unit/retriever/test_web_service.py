@@ -286,10 +286,11 @@ def test_a_used_up_quota_is_not_asked_by_those_who_wait_for_their_turn():
 
         taken, go = 0, asyncio.Event()
 
-        async def turn(self, *, within_s: float) -> None:
+        async def turn(self, *, within_s: float) -> float:
             self.taken += 1
             if self.taken == 2:
                 await self.go.wait()
+            return 0.0
 
     limit = Turns(per_second=1.0)
 
@@ -319,14 +320,25 @@ def test_a_slow_provider_is_left_at_the_deadline():
     assert time.monotonic() - started < 2.0
 
 
-def test_a_provider_that_is_not_there_is_said_to_be_unreachable():
+def test_a_provider_that_is_not_there_is_said_to_be_unreachable_and_spends_nothing_of_a_day():
+    service = open_web_service("google", cache_dir=None, per_second=100, per_day=1, base_url="http://127.0.0.1:1", environment=KEYS)
+
     async def main() -> None:
-        service = open_web_service("google", cache_dir=None, per_second=100, per_day=None, base_url="http://127.0.0.1:1", environment=KEYS)
         async with service:
             await service.retrieve([Query(text="q", topk=3)], deadline_s=0.3)
 
     with pytest.raises(ProviderFailed, match="the search service google cannot be reached: ConnectError"):
         asyncio.run(main())
+    assert service.info()["spent_today"] == 0
+
+
+def test_a_request_that_was_sent_counts_though_nobody_waited_for_its_answer():
+    async def call(service: WebService) -> Any:
+        with pytest.raises(DeadlinePassed):
+            await ask("q", deadline_s=0.05)(service)
+        return service.info()["spent_today"]
+
+    assert play(Provider(serpapi, delay_s=5.0), call) == 1
 
 
 def test_one_failing_query_fails_the_call_and_what_the_others_found_is_kept():
