@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from retriever.building.assembly import assemble, settle
-from retriever.building.build import Job, check_job, same_index
+from retriever.building.build import Job, resumed, same_index
 from retriever.building.contents import open_documents
 from retriever.building.copying import copied, linked, shares_blocks
 from retriever.building.diagnosis import diagnose
 from retriever.building.plan import Plan, Taken, plan_of
-from retriever.building.shards import Shard, ShardRecord, finished, shards_of, write_marked
-from retriever.building.spec import BuildSpec, encoder_record
+from retriever.building.shards import Shard, ShardRecord, finished, narrowed, shards_of, write_marked
+from retriever.building.spec import BuildSpec, check_index, encoder_record
 from retriever.building.workers import runtime_on
 from retriever.building.workshop import Workshop, workshop
 from retriever.corpora.importing import read_documents
@@ -118,7 +118,9 @@ def _adopt(held: Workshop, vectors: Path, corpus: Path, adoption: Adoption, cont
         raise IndexFault(
             f"{vectors} holds vectors of {dense.dim} numbers, {spec.encoder.model} makes {spec.encoder.dim}: name the model that made them"
         )
-    job = check_job(held, corpus, content, spec.shard_rows)
+    if not adoption.keep:
+        check_index(spec, dense.count)
+    job = resumed(held, corpus, content, spec.shard_rows, progress)
     if job is None:
         record = _taken(adopt_corpus(corpus, held.directory, progress=progress), held.directory, adoption.link, progress)
         job = Job(spec=dict(content), corpus=record, shard_rows=spec.shard_rows or SHARD_ROWS)
@@ -214,7 +216,7 @@ def _converted(held: Workshop, dense: FaissSearcher, job: Job, spec: BuildSpec, 
     if dense.metric != "ip":
         raise IndexFault("vectors of an L2 index are compared by distances, and blocks by inner products: keep the index as it is")
     shards = shards_of(held.build, job.corpus.count, job.shard_rows)
-    records = finished(shards, progress)
+    records = narrowed(shards, finished(shards, progress), spec.shard_dtype, progress)
     for shard in shards:
         if shard.number not in records:
             records[shard.number] = write_marked(shard, _decoded(dense, shard), spec.shard_dtype)

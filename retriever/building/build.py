@@ -1,30 +1,34 @@
 """Build an index of a corpus into a directory that appears when it is complete: `build(corpus, out, spec)`.
 
-What was done of a build that was killed, or stopped by Ctrl-C, is kept beside `out`: the same build, begun again, goes on from there. The parts,
-in order: the documents, the hashed encoder's table, the row shards (one mark each), the FAISS index or the blocks, the words, the manifest.
+What was done of a build that was killed, or stopped by Ctrl-C, is kept beside `out`: the same build, begun again, goes on from there, and so
+does one of another index: row shards are kept by what they are made of (corpus, encoder, precision, rows). The parts, in order: the documents,
+the hashed encoder's table, the row shards (one mark each), the FAISS index or the blocks, the words, the manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from retriever.building.assembly import assemble, settle
 from retriever.building.contents import Contents, open_documents
 from retriever.building.plan import Plan, plan_of, shard_rows_at
-from retriever.building.shards import ShardRecord, finished, shards_of
-from retriever.building.spec import BuildSpec, differences, encoder_record
+from retriever.building.shards import ShardRecord, finished, narrowed, shards_of
+from retriever.building.spec import BuildSpec, check_index, differences, encoder_record
 from retriever.building.workers import Embedding, embed
 from retriever.building.workshop import Workshop, workshop, write_array
 from retriever.corpus import CorpusRecord, SourceFile, import_corpus
 from retriever.encoders.hashed import HashedEncoder, HashedSettings
-from retriever.manifest import IDF, MANIFEST, IndexFault, Manifest
+from retriever.manifest import BM25, IDF, MANIFEST, VECTORS, IndexFault, Manifest
 from retriever.query import Progress, silent
 
-__all__ = ["Job", "build", "check_job", "planned", "same_index", "sha256_of"]
+__all__ = ["Job", "build", "check_job", "planned", "resumed", "same_index", "sha256_of"]
+
+OF_SHARDS = ("corpus", "encoder", "precision", "adopted", "shard_rows")  # what decides the vectors of a row shard, but for their type
 
 SHARD_ROWS = 65_536  # where nobody asked how fast it goes
 
@@ -94,20 +98,21 @@ def planned(corpus: Path, out: Path, spec: BuildSpec) -> Plan:
     if out.exists():
         same_index(out, corpus, spec.content())
         raise IndexFault(f"{out} is there already: nothing is left to build")
+    check_index(spec)
     held = Workshop.beside(out)
     job = check_job(held, corpus, spec.content(), spec.shard_rows)
     return plan_of(corpus, held.directory, spec, job.corpus if job else None)
 
 
 def check_job(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_rows: int | None) -> Job | None:
-    """What an earlier run began here.
+    """What an earlier run began here. What becomes of the vectors may be asked for otherwise now: see `resumed`.
 
     Args:
         content: what is asked for now.
         shard_rows: None: those that it was begun with.
 
     Raises:
-        IndexFault: it began something else.
+        IndexFault: it began something else, whose shards are of no use now.
     """
     found = held.job()
     if found is None:
@@ -117,11 +122,27 @@ def check_job(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_ro
     new: dict[str, Any] = {"corpus": {"sha256": sha256_of(corpus)}, **content}
     if shard_rows is not None:
         old["shard_rows"], new["shard_rows"] = job.shard_rows, shard_rows
+    made_of = [*OF_SHARDS, *([] if old.get("dtype") in (None, "float32") or new.get("dtype") is None else ["dtype"])]  # float32 can be rounded
+    old, new = ({key: told[key] for key in made_of if key in told} for told in (old, new))
     if different := differences(old, new):
         raise IndexFault(
             f"{held.directory} holds an unfinished build of something else: {'; '.join(different)}. "
             f"Build with what it was begun with, or remove it to begin anew"
         )
+    return job
+
+
+def resumed(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_rows: int | None, progress: Progress) -> Job | None:
+    """`check_job`, and what is asked for now written down. What was made of the vectors for another index is removed, and the change told."""
+    job = check_job(held, corpus, content, shard_rows)
+    if job is None or not (changed := differences(job.spec, content)):
+        return job
+    (held.directory / VECTORS).unlink(missing_ok=True)
+    shutil.rmtree(held.directory / BM25, ignore_errors=True)
+    job = replace(job, spec=dict(content))
+    held.keep(job.plain(held.directory))
+    marks, shards = len(list(held.build.glob("*.done"))), len(shards_of(held.build, job.corpus.count, job.shard_rows))
+    progress(f"goes on with finished shards as another index ({'; '.join(changed)})", marks, shards)
     return job
 
 
@@ -145,12 +166,13 @@ def sha256_of(path: Path) -> str:
 
 
 def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, told: Callable[[Plan], None] | None) -> None:
-    job = check_job(held, corpus, spec.content(), spec.shard_rows)
     if (held.directory / MANIFEST).exists():
         same_index(held.directory, corpus, spec.content())
         settle(held.directory)
         held.finish()
         return
+    check_index(spec)
+    job = resumed(held, corpus, spec.content(), spec.shard_rows, progress)
     plan = plan_of(corpus, held.directory, spec, job.corpus if job else None) if told else None
     if plan is not None and told is not None:
         told(plan)
@@ -162,6 +184,7 @@ def _build(held: Workshop, corpus: Path, spec: BuildSpec, progress: Progress, to
         held.keep(job.plain(held.directory))
         if plan is not None:
             plan.of_documents(record.count).check()
+    check_index(spec, job.corpus.count)
     encoder, shards = _embedded(held, job, spec, progress)
     assemble(held.directory, job.corpus, spec, encoder, shards, progress, content=job.spec)
     settle(held.directory)
@@ -174,7 +197,7 @@ def _embedded(held: Workshop, job: Job, spec: BuildSpec, progress: Progress) -> 
         return None, []
     encoder = _encoder(held, job, spec.encoder, progress)
     shards = shards_of(held.build, job.corpus.count, job.shard_rows)
-    records = finished(shards, progress)
+    records = narrowed(shards, finished(shards, progress), spec.shard_dtype, progress)
     table = held.directory / IDF
     embedding = Embedding(
         documents=job.corpus.documents,

@@ -45,7 +45,7 @@ def load(
     if cache is not None:
         identity = json.dumps({"format": FORMAT, "corpus": sha256_of(path), **spec.content()}, sort_keys=True)
         out = cache / hashlib.sha256(identity.encode()).hexdigest()[:NAME_CHARACTERS]
-        return Index.open(build(path, out, spec, progress, wait=True), serving, progress)
+        return Index.open(out if out.is_dir() else build(path, out, spec, progress, wait=True), serving, progress)  # its name has the corpus's hash
     if not isinstance(spec.encoder, HashedSettings) or spec != BuildSpec(encoder=spec.encoder):
         raise ValueError(f"an index in memory has the hashed encoder and is Flat, without BM25: give {path} a --cache, or build it first")
     return Index.of(read_corpus(path), spec.encoder, progress, serving=serving)

@@ -24,7 +24,7 @@ from retriever.query import Progress, Vectors, silent
 from retriever.searchers.searcher import SearcherError
 from retriever.searchers.shards import VectorShards, VectorType, write_shard
 
-__all__ = ["Shard", "ShardRecord", "embed_shard", "finished", "shards_of", "write_marked"]
+__all__ = ["Shard", "ShardRecord", "embed_shard", "finished", "narrowed", "shards_of", "write_marked"]
 
 TEXTS_AT_A_TIME = 4096  # sorted by length together, so that little is padded; what an encoder is given at once
 
@@ -75,6 +75,18 @@ def finished(shards: Sequence[Shard], progress: Progress = silent) -> dict[int, 
             done[shard.number] = record
         progress("finished shards checked", i, len(marked))
     return done
+
+
+def narrowed(shards: Sequence[Shard], records: dict[int, ShardRecord], dtype: VectorType, progress: Progress) -> dict[int, ShardRecord]:
+    """Finished shards with those of float32 rounded to the type that is asked for now: what embedding them again would give."""
+    rounded = dict(records)
+    for shard in shards:
+        if shard.number in records:
+            found = VectorShards.open([shard.path])
+            if found.dtype == "float32" != dtype:
+                rounded[shard.number] = write_marked(shard, found.rows(range(shard.rows)), dtype)
+                progress(f"finished shards rounded to {dtype}", len(rounded), len(records))
+    return rounded
 
 
 def embed_shard(encoder: Encoder, documents: DocumentStore, shard: Shard, dtype: VectorType, tell: Callable[[int], None]) -> ShardRecord:

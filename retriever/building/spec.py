@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 from retriever.encoders.hashed import HashedSettings
 from retriever.encoders.settings import Runtime, TransformerSettings
-from retriever.manifest import BLOCKS
+from retriever.manifest import BLOCKS, IndexFault
 
-__all__ = ["BuildSpec", "Dtype", "differences", "encoder_record"]
+__all__ = ["BuildSpec", "Dtype", "check_index", "differences", "encoder_record"]
 
 RESCORE_DEPTH = 100  # RaBitQ's first 100 hold the exact first 3 of all but a thousandth of the queries
 
@@ -87,6 +87,26 @@ class BuildSpec:
             "rescore": self.rescore_depth if self.rescore else None,
             "bm25": self.bm25,
         }
+
+
+def check_index(spec: BuildSpec, count: int | None = None) -> None:
+    """Try the index with hardly any vectors, before something long begins.
+
+    Args:
+        count: of the vectors, if it is known.
+
+    Raises:
+        IndexFault: FAISS has no such index, or not for vectors of this length, or not for so few.
+    """
+    if spec.encoder is None or spec.index == BLOCKS:
+        return
+    from retriever.searchers.faiss_index import check_factory
+    from retriever.searchers.searcher import SearcherError
+
+    try:
+        check_factory(spec.encoder.dim, spec.index, count)
+    except SearcherError as error:
+        raise IndexFault(f"--index {spec.index}: {error}") from error
 
 
 def encoder_record(encoder: TransformerSettings | HashedSettings) -> dict[str, Any]:

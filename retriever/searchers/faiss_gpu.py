@@ -13,11 +13,8 @@ from retriever.searchers.sizes import GPU_SCRATCH, index_memory
 __all__ = ["to_gpus"]
 
 
-def to_gpus(index: Any, device: str, *, float16: bool) -> tuple[Any, Memory]:
+def to_gpus(index: Any, device: str) -> tuple[Any, Memory]:
     """The index on the GPUs that `device` names, rows divided over them, and what it takes there.
-
-    Args:
-        float16: Flat indexes keep their vectors in 16 bit; IVF,Flat does not (GpuClonerOptions.h), IVF,SQfp16 does by itself.
 
     Raises:
         SearcherError: FAISS or the machine has no such GPU, or FAISS has no such index for GPUs.
@@ -28,14 +25,12 @@ def to_gpus(index: Any, device: str, *, float16: bool) -> tuple[Any, Memory]:
     options = faiss.GpuMultipleClonerOptions()
     options.shard = len(gpus) > 1
     options.common_ivf_quantizer = True  # lists are divided, and looked up once
-    options.useFloat16 = float16
     on_disk = index_memory(index, index.ntotal, mmap=False).disk_bytes
-    held = on_disk // 2 if float16 and isinstance(index, faiss.IndexFlat) else on_disk
     try:
         moved = faiss.index_cpu_to_gpus_list(index, co=options, gpus=gpus)
     except RuntimeError as error:
         raise SearcherError(f"device {device}: FAISS does not bring {type(index).__name__} there: {str(error).rpartition('Error: ')[2]}") from error
-    return moved, Memory(device_bytes=held + GPU_SCRATCH * len(gpus), disk_bytes=on_disk)
+    return moved, Memory(device_bytes=on_disk + GPU_SCRATCH * len(gpus), disk_bytes=on_disk)
 
 
 def _gpus(device: str, there: int) -> list[int]:

@@ -31,7 +31,7 @@ from retriever.searchers.searcher import Memory, SearcherError, best_first, noth
 from retriever.searchers.shards import VectorShards
 from retriever.searchers.sizes import index_memory, training_rows
 
-__all__ = ["METRICS", "FaissSearcher", "Metric", "build_faiss", "tune_faiss"]
+__all__ = ["METRICS", "FaissSearcher", "Metric", "build_faiss", "check_factory", "tune_faiss"]
 
 METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
@@ -94,7 +94,6 @@ class FaissSearcher:
         threads: int = 1,
         parameters: str | None = None,
         device: str = "cpu",
-        gpu_float16: bool = False,
         rescore: VectorShards | None = None,
         rescore_depth: int = 100,
     ) -> FaissSearcher:
@@ -104,7 +103,6 @@ class FaissSearcher:
             mmap: map the file, as far as the index's type allows, and read pages when they are needed; GPUs are filled from the mapped file.
             parameters: of the search, such as "nprobe=32" or "efSearch=128,nprobe=32".
             device: "cpu", or GPUs: "cuda" (all), "cuda:0", "cuda:0,cuda:1" (rows over both).
-            gpu_float16: GPUs keep the vectors of a Flat index in 16 bit; FAISS does not do that for IVF,Flat.
 
         Raises:
             SearcherError: the file is no index, or an option does not fit it.
@@ -113,9 +111,7 @@ class FaissSearcher:
         chosen = apply_parameters(index, parameters) if parameters else {}
         memory = _memory(index, path, mmap=mmap and device == "cpu")
         if device != "cpu":
-            index, memory = to_gpus(index, device, float16=gpu_float16)
-        elif gpu_float16:
-            raise SearcherError("gpu_float16 is for device cuda: on the CPU the index is as it was built, e.g. SQfp16")
+            index, memory = to_gpus(index, device)
         about = {"device": device, "mapped": memory.mapped_bytes > 0, "parameters": chosen}
         return cls(
             index,
@@ -241,6 +237,23 @@ def build_faiss(
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_factory(dim: int, factory: str, count: int | None = None) -> None:
+    """Make an empty index, and add a vector where nothing is to be trained first.
+
+    Raises:
+        SearcherError: FAISS does not know the factory, or it has more lists than there are vectors (`count`).
+    """
+    index = _untrained(dim, factory, "ip")
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None and count is not None and ivf.nlist > count:
+        raise SearcherError(f"{ivf.nlist} lists cannot be trained on {count} vectors: name an index with fewer")
+    if index.is_trained:
+        try:
+            index.add(np.ones((1, dim), np.float32))
+        except RuntimeError as error:
+            raise SearcherError(f"FAISS cannot add vectors to an index of type {type(index).__name__}: {_reason(error)}") from error
 
 
 def tune_faiss(dim: int, *, one_at_a_time: bool = False, threads: int = 1) -> None:

@@ -120,8 +120,7 @@ def test_a_shard_that_is_not_whole_is_embedded_again(corpus: Path, tmp_path: Pat
         ({"encoder": HashedSettings(dim=64)}, "encoder.dim 32, now 64"),
         ({"shard_rows": 5}, "shard_rows 4, now 5"),
         ({"dtype": "bfloat16"}, "dtype 'float16', now 'bfloat16'"),
-        ({"bm25": True}, "bm25 False, now True"),
-        ({"index": "Flat", "rescore": False}, "dtype 'float16', now 'float32'; index 'SQ8', now 'Flat'"),
+        ({"index": "Flat", "rescore": False}, "dtype 'float16', now 'float32'"),
     ],
 )
 def test_going_on_with_another_build_is_refused_and_the_difference_named(corpus: Path, tmp_path: Path, change: dict, difference: str):
@@ -129,6 +128,37 @@ def test_going_on_with_another_build_is_refused_and_the_difference_named(corpus:
     with pytest.raises(IndexFault, match=f"unfinished build of something else: {difference}") as refused:
         build(corpus, tmp_path / "index", replace(KEPT, **change))
     assert str(unfinished) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("begun", "at", "asked"),
+    [
+        pytest.param({"index": "Flat"}, ("documents embedded", 8), {"index": "blocks", "bm25": True}, marks=pytest.mark.slow),  # imports torch
+        ({"index": "Flat"}, ("documents embedded", 8), {"index": "SQ8", "rescore": True, "dtype": "bfloat16"}),
+        ({"index": "SQ8", "bm25": True}, ("bytes hashed", 0), {"index": "SQ4", "rescore": True}),
+    ],
+)
+def test_another_index_is_made_of_the_shards_that_are_finished(corpus: Path, tmp_path: Path, begun: dict, at: tuple, asked: dict):
+    # all embeddings were lost with a wrong --index
+    first, now = (BuildSpec(encoder=SMALL, shard_rows=4, **some) for some in (begun, asked))
+    if at[1] == 0:
+        build(corpus, tmp_path / "other", first, heard := Heard())
+        at = (at[0], heard.of(at[0])[0])
+    stopped(corpus, tmp_path / "index", first, at)
+    heard = Heard()
+    out = build(corpus, tmp_path / "index", now, heard)
+    assert heard.of("documents embedded") in ([], [10]), "what was left of ten"
+    assert any(what.startswith("goes on with finished shards as another index") for what, _, _ in heard.told)
+    assert Manifest.read(out).identity == Manifest.read(build(corpus, tmp_path / "whole", now)).identity
+    assert len(verify(out)) >= 3
+
+
+@pytest.mark.parametrize("index", ["no such thing", "PQ5", "IVF11,Flat"])
+def test_an_index_that_cannot_be_is_refused_before_anything_is_embedded(corpus: Path, tmp_path: Path, index: str):
+    heard = Heard()
+    with pytest.raises(IndexFault, match=f"--index {index}"):
+        build(corpus, tmp_path / "index", BuildSpec(encoder=SMALL, index=index), heard)
+    assert heard.of("documents embedded") == []
 
 
 def test_going_on_with_another_corpus_is_refused(corpus: Path, tmp_path: Path):

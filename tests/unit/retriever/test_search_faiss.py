@@ -176,8 +176,6 @@ def test_what_is_wrong_is_told(tmp_path):
 def test_a_faiss_without_gpus_says_what_to_install(tmp_path):
     with pytest.raises(SearcherError, match="faiss-gpu"):
         FaissSearcher.open(built(tmp_path, "Flat"), device="cuda:0")
-    with pytest.raises(SearcherError, match="gpu_float16 is for device cuda"):
-        FaissSearcher.open(built(tmp_path, "Flat"), gpu_float16=True)
 
 
 def test_progress_counts_up_to_the_last_row(tmp_path):
