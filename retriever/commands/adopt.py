@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from retriever.commands.build import STOPPED
+from retriever.commands.build import shown_making
 from retriever.commands.options import add_model, add_runtime, devices_of, encoder_of, runtime_of
-from retriever.commands.progress import shown
 
 __all__ = ["add", "run"]
 
@@ -34,10 +32,7 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Adopt."""
     from retriever.building.adopt import Adoption, adopt
-    from retriever.building.plan import Plan
     from retriever.building.spec import BuildSpec
-    from retriever.footprint import footprint_of
-    from retriever.manifest import Manifest
 
     devices = devices_of(arguments.device)
     spec = BuildSpec(
@@ -51,15 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
     )
     adoption = Adoption(spec=spec, keep=arguments.index is None, link=arguments.link)
-
-    def told(plan: Plan) -> None:
-        print(plan.render(), file=sys.stderr, flush=True)
-
-    try:
-        with shown() as progress:
-            adopt(arguments.faiss, arguments.corpus, arguments.out, adoption, progress, told=told)
-    except KeyboardInterrupt:
-        print("retriever: stopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
-        return STOPPED
-    print(f"{arguments.out}: built; to be served it {footprint_of(Manifest.read(arguments.out)).render()}")
-    return 0
+    return shown_making(
+        arguments.out,
+        lambda progress, told: adopt(arguments.faiss, arguments.corpus, arguments.out, adoption, progress, told=told),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from retriever.commands.progress import shown
 if TYPE_CHECKING:
     from retriever.building.plan import Plan
     from retriever.building.spec import BuildSpec
+    from retriever.query import Progress
 
-__all__ = ["STOPPED", "add", "run", "spec_of"]
+__all__ = ["STOPPED", "add", "run", "shown_making", "spec_of"]
 
 DEFAULT_ENCODER = "intfloat/e5-base-v2"  # what Search-R1's wiki-18 index was made with
 STOPPED = 130  # as a shell reports SIGINT
@@ -39,8 +41,6 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; the directory that is there already is checked to be of the same."""
     from retriever.building.build import build, planned
-    from retriever.footprint import footprint_of
-    from retriever.manifest import Manifest
 
     spec = spec_of(arguments)
     if arguments.plan:
@@ -48,17 +48,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(plan.render())
         plan.check()
         return 0
+    return shown_making(arguments.out, lambda progress, told: build(arguments.corpus, arguments.out, spec, progress, told=told))
 
-    def told(plan: Plan) -> None:
-        print(plan.render(), file=sys.stderr, flush=True)
+
+def shown_making(out: Path, make: Callable[[Progress, Callable[[Plan], None]], object]) -> int:
+    """Make the directory `out`, with the plan and the progress told on the way, and at the end what it takes. Returns the exit code."""
+    from retriever.footprint import footprint_of
+    from retriever.manifest import Manifest
 
     try:
         with shown() as progress:
-            build(arguments.corpus, arguments.out, spec, progress, told=told)
+            make(progress, lambda plan: print(plan.render(), file=sys.stderr, flush=True))
     except KeyboardInterrupt:
         print("retriever: stopped; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         return STOPPED
-    print(f"{arguments.out}: built; to be served it {footprint_of(Manifest.read(arguments.out)).render()}")
+    print(f"{out}: built; to be served it {footprint_of(Manifest.read(out)).render()}")
     return 0
 
 

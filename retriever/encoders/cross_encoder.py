@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,14 @@ from retriever.encoders.tokens import ChunkLimits, TextTokenizer
 __all__ = ["CrossEncoder"]
 
 MIN_TOKENS = 16  # half of them may be the question's, and some are special
+SCORING = "ForSequenceClassification"  # the end of transformers' names of classes that score
 PAIRS_AT_A_TIME = 1024  # are tokenized and sorted by length together
 
 Scores = npt.NDArray[np.float32]  # [N]
 
 
 class CrossEncoder:
-    """Scores pairs of a question and a document: the model's logit, the higher the better. Used by one thread at a time."""
+    """Scores pairs of a question and a document: the model's logit, the higher the better. Threads take turns."""
 
     def __init__(self, description: Mapping[str, Any], max_tokens: int, limits: ChunkLimits, tokenizer: TextTokenizer, program: Program) -> None:
         self._description = description
@@ -36,6 +38,7 @@ class CrossEncoder:
         self._limits = limits
         self._tokenizer = tokenizer
         self._program = program
+        self._turn = threading.Lock()
 
     @classmethod
     def open(cls, model: str, runtime: Runtime, *, max_tokens: int | None = None) -> CrossEncoder:
@@ -59,17 +62,14 @@ class CrossEncoder:
         made_of = {"model": files.model, "weights_sha256": sha256, "max_tokens": max_tokens, **runtime.info}
         return cls({**made_of, **({"loss": dict(loss)} if loss else {})}, max_tokens, layout.limits, tokenizer, program)
 
-    def scores(self, query: str, documents: Sequence[str]) -> Scores:
-        """[N], one per document."""
-        return self.score_pairs([(query, document) for document in documents])
-
     def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> Scores:
         """[N], one per pair of a question and a document."""
         scores = np.zeros(len(pairs), np.float32)
         for start in range(0, len(pairs), PAIRS_AT_A_TIME):
             some = pairs[start : start + PAIRS_AT_A_TIME]
-            for chunk in self._tokenizer.pair_chunks(some, max_tokens=self._max_tokens, limits=self._limits):
-                scores[start + chunk.places] = self._program(chunk)[:, 0]
+            with self._turn:
+                for chunk in self._tokenizer.pair_chunks(some, max_tokens=self._max_tokens, limits=self._limits):
+                    scores[start + chunk.places] = self._program(chunk)[:, 0]
         return scores
 
     def info(self) -> Mapping[str, Any]:
@@ -103,6 +103,9 @@ def _difference(before: Scores, after: Scores) -> Mapping[str, float]:
 
 def _check_one_logit(files: ModelFiles) -> None:
     config = files.config()
+    kinds = config.get("architectures") or []
+    if kinds and not any(str(kind).endswith(SCORING) for kind in kinds):
+        raise EncoderFault(f"{files.model} is an encoder and no cross-encoder: its config.json says {kinds[0]}, and a reranker is a ...{SCORING}")
     labels = config.get("num_labels", len(config.get("id2label") or (0, 1)))  # transformers' own default is two
     if labels != 1:
         raise EncoderFault(f"{files.model} has {labels} logits, a reranker has one (num_labels or id2label of config.json)")

@@ -39,7 +39,7 @@ def test_scores_are_the_logits_of_transformers(tmp_path: Path, kind: str):
     expected = by_transformers(model, PAIRS)
     assert len({f"{score:.3f}" for score in expected}) == 4  # the pairs differ, but for the last one
     np.testing.assert_allclose(reranker.score_pairs(PAIRS), expected, atol=2e-6)
-    np.testing.assert_allclose(reranker.scores("w1 w2", ["w7", "w3 w4 w5 w6"]), expected[[1, 0]], atol=2e-6)
+    np.testing.assert_allclose(reranker.score_pairs([("w1 w2", "w7"), ("w1 w2", "w3 w4 w5 w6")]), expected[[1, 0]], atol=2e-6)
     assert reranker.score_pairs([]).shape == (0,)
 
 
