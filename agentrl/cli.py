@@ -75,7 +75,9 @@ def validate(
     loaded = _load(recipe, smoke=smoke)
     from agentrl.config.essentials import essentials
     from agentrl.config.load import dump_recipe
+    from agentrl.config.modes import require_mode
 
+    require_mode(loaded)
     if full:
         typer.echo(dump_recipe(loaded), nl=False)
         return

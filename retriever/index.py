@@ -50,11 +50,13 @@ FIDELITY_SLACK = 0.01  # for what the precision of the encoder changes
 class Serving:
     """How an index is served: nothing of it is stored in the directory.
 
+    `model` is where the model that made the vectors lies, if that is elsewhere than the manifest says.
     `devices` hold row blocks or a FAISS index; `parameters` are FAISS's (`efSearch=128`, `nprobe=64`); with `one_at_a_time` no query is
     computed together with another, so that its scores are, to the last bit, its own.
     """
 
     runtime: Runtime = field(default_factory=Runtime)
+    model: str | None = None
     devices: tuple[str, ...] = ("cpu",)
     mmap: bool = True
     one_at_a_time: bool = False
@@ -125,7 +127,7 @@ class Index:
         manifest = Manifest.read(directory)
         _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
         _refuse_what_has_no_effect(manifest, serving)
-        footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap)
+        footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap, runtime=serving.runtime.resolved)
         progress(f"{directory} {footprint.render()}", 0, 0)
         footprint.check(directory)
         manifest.check_files(directory)
@@ -290,6 +292,8 @@ class Index:
 
 def _refuse_what_has_no_effect(manifest: Manifest, serving: Serving) -> None:
     dense = manifest.dense
+    if serving.model is not None and (manifest.encoder is None or manifest.table):
+        raise IndexFault(f"--model {serving.model} says where a model lies, and this index was made without one: leave it out")
     if dense is None or dense.backend == BLOCKS:
         there = "words" if dense is None else "blocks, which are mapped and searched exactly"
         for option, given in ((f"--parameters {serving.parameters}", serving.parameters is not None), ("--no-mmap", not serving.mmap)):
@@ -305,14 +309,25 @@ def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Pro
     return Index(
         documents=documents,
         manifest=manifest,
-        encoder=None
-        if manifest.encoder is None
-        else open_encoder(manifest.encoder, serving.runtime, table=directory / IDF if manifest.table else None),
+        encoder=None if manifest.encoder is None else _open_encoder(directory, manifest, manifest.encoder, serving),
         dense=None if manifest.dense is None else open_dense(directory, manifest.dense, serving, progress),
         bm25=None if manifest.bm25 is None else _open_bm25(directory, manifest.bm25),
         reranker=None if serving.reranker is None else _open_reranker(serving),
         serving=serving,
     )
+
+
+def _open_encoder(directory: Path, manifest: Manifest, record: Mapping[str, Any], serving: Serving) -> Encoder:
+    if manifest.table:
+        return open_encoder(record, serving.runtime, table=directory / IDF)
+    if serving.model is not None:
+        return open_encoder({**record, "model": serving.model}, serving.runtime, table=None)
+    model = Path(str(record.get("model")))
+    if model.is_absolute() and not model.is_dir():
+        raise EncoderFault(
+            f"the model that made its vectors is not at {model} any more: say where it lies by --model DIR (retriever.model in a recipe)"
+        )
+    return open_encoder(record, serving.runtime, table=None)
 
 
 def open_dense(directory: Path, record: DenseRecord, serving: Serving, progress: Progress = silent) -> Searcher:

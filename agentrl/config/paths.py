@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.document import Node, Step, path_text
+from agentrl.config.modes import require_mode
 from agentrl.config.recipe import Recipe
 from agentrl.config.tasks import HASHED, NO_ENCODER
 from agentrl.errors import ConfigError
@@ -34,6 +35,7 @@ _MODELS = (  # directories, or names on the hub
     ("critic", "path"),
     ("algorithm", "kl", "reference"),
     ("retriever", "encoder"),
+    ("retriever", "model"),
     ("retriever", "reranker"),
 )
 _REMOTE = ("prepared:", "hub:")
@@ -59,13 +61,14 @@ def missing_files(recipe: Recipe) -> list[str]:
 
 
 def require_files(recipe: Recipe) -> None:
-    """Refuse a recipe that names files which do not exist.
+    """Refuse a recipe that names files which do not exist, or an index that is not searched as it asks.
 
     Raises:
         ConfigError: naming all of them.
     """
     if missing := missing_files(recipe):
         raise ConfigError("\n".join(missing))
+    require_mode(recipe)
 
 
 def _edit(node: Node, pattern: tuple[str, ...], whole: tuple[str, ...]) -> Node:

@@ -14,7 +14,7 @@ HASHED, NO_ENCODER = "hashed", "none"  # retriever.encoder: words that name no m
 FLAT = "Flat"
 EXACT = frozenset({FLAT, "blocks"})
 OF_A_CORPUS = ("encoder", "index_type", "bm25")
-OF_A_STARTED_ONE = (*OF_A_CORPUS, "mode", "device", "threads", "runtime", "precision", "reranker", "parameters")
+OF_A_STARTED_ONE = (*OF_A_CORPUS, "model", "mode", "device", "threads", "runtime", "precision", "reranker", "parameters")
 
 
 class TaskSource(Section):
@@ -91,6 +91,8 @@ class RetrieverRecipe(Section):
     """How the vectors of a corpus are kept: a FAISS factory (`Flat`, `SQ8`, `HNSW32,SQ8`, ...), or `blocks` (exact, in 16 bits)."""
     bm25: bool = False
     """Index the words of a corpus, too: for mode bm25 and hybrid."""
+    model: str | None = None
+    """Where the model that made an index's vectors lies, if that is elsewhere than where it was built: of the same weights, by their hash."""
     mode: Literal["dense", "bm25", "hybrid"] | None = None
     """How passages are found where a query does not say; by default by vectors, and by words where there are none."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -122,6 +124,8 @@ class RetrieverRecipe(Section):
             )
         if self.index is not None and (idle := self._changed(*OF_A_CORPUS)):
             raise ValueError(f"retriever.{idle} is about a corpus, and an index was built with its own: leave it out")
+        if self.corpus is not None and self.model is not None:
+            raise ValueError("retriever.model says where the model of an index lies, and a corpus has its retriever.encoder: leave it out")
         if refused := self._refused_computing() or (self._refused_of_a_corpus() if self.corpus is not None else None):
             raise ValueError(refused)
         return self

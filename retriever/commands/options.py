@@ -9,7 +9,19 @@ if TYPE_CHECKING:
     from retriever.encoders.hashed import HashedSettings
     from retriever.encoders.settings import Runtime, TransformerSettings
 
-__all__ = ["HASHED", "NONE", "OF_HASHED", "OF_MODELS", "add_encoder", "add_model", "add_runtime", "devices_of", "encoder_of", "runtime_of"]
+__all__ = [
+    "HASHED",
+    "NONE",
+    "OF_HASHED",
+    "OF_MODELS",
+    "add_encoder",
+    "add_model",
+    "add_place",
+    "add_runtime",
+    "devices_of",
+    "encoder_of",
+    "runtime_of",
+]
 
 HASHED, NONE = "hashed", "none"
 CPU = "cpu"
@@ -36,6 +48,11 @@ def add_model(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--max-query-tokens", type=int, metavar="N")
     parser.add_argument("--max-document-tokens", type=int, metavar="N")
     parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="make vectors of length 1, or not")
+
+
+def add_place(parser: argparse._ActionsContainer) -> None:
+    """Where the model of an index is found."""
+    parser.add_argument("--model", metavar="DIR|NAME", help="that made the index's vectors, where it lies now: of the same weights")
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:

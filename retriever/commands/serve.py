@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from retriever.commands.options import HASHED, NONE, OF_HASHED, OF_MODELS, add_encoder, devices_of, encoder_of
+from retriever.commands.options import HASHED, NONE, OF_HASHED, OF_MODELS, add_encoder, add_place, devices_of, encoder_of
 
 if TYPE_CHECKING:
     from retriever.building.spec import BuildSpec
@@ -27,7 +27,7 @@ GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much fo
 
 # Flags that say what an index is to be: of use only where a corpus file is served.
 OF_A_CORPUS = ("cache", "encoder", *OF_MODELS, *OF_HASHED, "index", "bm25")
-OF_AN_INDEX = ("mode", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic")
+OF_AN_INDEX = ("mode", "model", "runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap", "deterministic")
 OF_FILES = ("runtime", "precision", "device", "threads", "reranker", "parameters", "no_mmap")
 OF_ITS_QUEUE = ("overlap", "max_batch", "max_waiting", "cache_entries")
 OF_THE_WEB = ("provider", "per_second", "per_day", "provider_url")
@@ -89,6 +89,8 @@ def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
         _refuse(arguments, OF_A_CORPUS, f"is for a corpus that is indexed at the start, and {arguments.path} is an index")
     elif not arguments.path.exists():
         raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
+    elif arguments.model is not None:
+        raise ValueError(f"--model says where the model of an index lies, and {arguments.path} is a corpus: name the --encoder")
     elif arguments.cache is None:
         _refuse(arguments, OF_FILES, "is of an index in files, and without --cache that of a corpus is made in memory")
     elif arguments.encoder in (None, HASHED, NONE) and arguments.reranker is None:
@@ -139,6 +141,7 @@ def _serving(arguments: argparse.Namespace) -> Serving:
         devices=devices,
         mmap=not arguments.no_mmap,
         one_at_a_time=bool(arguments.deterministic),
+        model=arguments.model,
         parameters=arguments.parameters,
         reranker=arguments.reranker,
         mode=None if arguments.mode is None else Mode(arguments.mode),
@@ -212,6 +215,7 @@ def _add_network(command: argparse.ArgumentParser) -> None:
 def _add_index(command: argparse.ArgumentParser) -> None:
     index = command.add_argument_group("of an index")
     index.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="where a request does not say (dense, if it has vectors)")
+    add_place(index)
     index.add_argument("--runtime", choices=("auto", "onnx", "torch"), help="what runs the encoder (onnx on a CPU, torch elsewhere)")
     index.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="of the encoder (fp32)")
     index.add_argument("--device", metavar="DEVICE,...", help="cpu (the default), cuda:0, or several for the rows: cuda:0,cuda:1")

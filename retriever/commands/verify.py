@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from retriever.commands.options import add_runtime, runtime_of
+from retriever.commands.options import add_place, add_runtime, runtime_of
 from retriever.commands.progress import shown
 
 __all__ = ["add", "run"]
@@ -16,6 +16,7 @@ def add(subparsers: Any) -> None:
     """The command's flags."""
     parser = subparsers.add_parser("verify", help="read all of an index: hashes, offsets, ids, and vectors embedded again", description=__doc__)
     parser.add_argument("directory", type=Path, metavar="DIR")
+    add_place(parser)
     add_runtime(parser)
 
 
@@ -25,6 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     from retriever.index import Serving
 
     with shown() as progress:
-        told = verify(arguments.directory, Serving(runtime=runtime_of(arguments)), progress)
+        told = verify(arguments.directory, Serving(runtime=runtime_of(arguments), model=arguments.model), progress)
     print("\n".join(told))
     return 0

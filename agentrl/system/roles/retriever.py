@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe, RetrieverRecipe
@@ -14,7 +15,9 @@ from agentrl.system.child import die_with_parent
 from agentrl.system.process import OnReady, ProcessSpec, StopSignal
 from agentrl.system.retriever_token import TOKEN_VARIABLE
 
-__all__ = ["main", "serve_command"]
+__all__ = ["main", "relay", "serve_command"]
+
+OWN_WORDS = "retriever: "
 
 
 def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
@@ -23,16 +26,32 @@ def main(spec: ProcessSpec, on_ready: OnReady, stop: StopSignal) -> None:
     token = spec.payload["retriever_token"]
     environment = os.environ | ({} if token is None else {TOKEN_VARIABLE: token})
     parent = os.getpid()
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=lambda: die_with_parent(parent))
+    server = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # to the log through us: its last words are the driver's message
+        text=True,
+        env=environment,
+        preexec_fn=lambda: die_with_parent(parent),
+    )
     stop.subscribe(server.terminate)
     assert server.stdout is not None
     with server.stdout:
-        for line in server.stdout:
-            print(line, end="", flush=True)
-            if line.startswith("ready "):
-                on_ready({"url": line.split()[1]})
+        said = relay(server.stdout, on_ready)
     if server.wait() not in (0, -15):
-        raise ProcessDied(f"the retriever ended with code {server.returncode}; its last lines are in {spec.log}")
+        raise ProcessDied(f"the retriever ended with code {server.returncode}{f', and said: {said}' if said else ''}")
+
+
+def relay(lines: Iterable[str], on_ready: OnReady) -> str:
+    """Print what the server says, and tell its URL. Returns the last that it said of itself: why it ended, where it knew."""
+    said = ""
+    for line in lines:
+        print(line, end="", flush=True)
+        if line.startswith("ready "):
+            on_ready({"url": line.split()[1]})
+        elif line.startswith(OWN_WORDS):
+            said = line.removeprefix(OWN_WORDS).strip()
+    return said
 
 
 def serve_command(recipe: Recipe) -> list[str]:
@@ -60,6 +79,7 @@ def _chosen(retriever: RetrieverRecipe) -> list[str]:
     options = {
         "--encoder": "encoder",
         "--index": "index_type",
+        "--model": "model",
         "--mode": "mode",
         "--runtime": "runtime",
         "--precision": "precision",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from pydantic import ValidationError
 from agentrl.config.cautions import cautions
 from agentrl.config.essentials import essentials
 from agentrl.config.load import load_recipe
+from agentrl.config.modes import require_mode
 from agentrl.config.recipe import Recipe
 from agentrl.config.smoke import smoke_overrides
+from agentrl.errors import ConfigError
 
 BASE = {"name": "r", "run": {"steps": 1}, "model": {"path": "m"}, "tasks": {"train": [{"path": "t.jsonl"}]}, "env": {"factory": "my:Env"}}
 
@@ -30,6 +34,7 @@ def recipe(retriever, **sections) -> Recipe:
         ({"url": "http://a:1", "encoder": "org/e"}, r"retriever\.encoder is about a retriever that the run starts"),
         ({"index": "i", "encoder": "org/e"}, r"retriever\.encoder is about a corpus, and an index was built with its own"),
         ({"index": "i", "bm25": True}, r"retriever\.bm25 is about a corpus"),
+        ({"corpus": "c", "model": "org/e"}, r"retriever\.model says where the model of an index lies"),
         ({"corpus": "c", "precision": "bf16"}, r"retriever\.precision is about a model, and retriever\.encoder is hashed"),
         ({"corpus": "c", "encoder": "none"}, r"leaves words to search by: set retriever\.bm25=true"),
         ({"corpus": "c", "encoder": "none", "bm25": True, "index_type": "SQ8"}, r"retriever\.index_type is about vectors"),
@@ -117,3 +122,12 @@ def test_a_reranker_that_nobody_asks_for_is_told():
 def test_the_essentials_name_it_and_what_is_special_about_it(retriever, gpus, told):
     found = recipe(retriever, resources={"retriever_gpus": gpus})
     assert dict(essentials(found))["processes"].endswith(f"1 x buffer, {told}")
+
+
+@pytest.mark.parametrize(("bm25", "told"), [(None, "can be searched by dense alone. Ask for that, or build the index with --bm25"), ({}, None)])
+def test_a_mode_that_an_index_has_not_is_refused_before_anything_starts(tmp_path: Path, bm25: dict | None, told: str | None):
+    # it was found by the retriever, after the warm start
+    (tmp_path / "manifest.json").write_text(json.dumps({"dense": {}, "bm25": bm25}))
+    asked = Recipe.model_validate(BASE | {"retriever": {"index": str(tmp_path), "mode": "hybrid"}})
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        require_mode(asked)

@@ -97,6 +97,11 @@ def test_an_index_is_kept_as_it_is_by_links_where_that_is_asked_for(tmp_path: Pa
     out = adopt(file, corpus, tmp_path / "index", link, told=plans.append)
     assert os.path.samefile(out / "vectors.faiss", file)
     assert os.path.samefile(out / "documents.jsonl", corpus)
+    lost = Manifest.read(out)
+    assert lost.encoder is not None
+    replace(lost, encoder={**lost.encoder, "model": "/elsewhere"}).write(out)
+    Index.open(out, Serving(runtime=TORCH, model=settings().model)).close()
+    lost.write(out)
     assert [part.memory.disk_bytes for part in plans[0].parts] == [24 * 8, 0], "offsets alone"
     manifest = Manifest.read(out)
     assert (manifest.count, manifest.dense.factory, manifest.documents.ids) == (24, "IndexFlatIP", "rows")  # type: ignore[union-attr]

@@ -157,6 +157,7 @@ def test_the_first_mode_is_the_one_that_is_served(corpus: Path, tmp_path: Path):
     ("serving", "told"),
     [
         (Serving(parameters="nprobe=4"), "--parameters nprobe=4 is of a FAISS index, and here are words"),
+        (Serving(model="/m"), "--model /m says where a model lies, and this index was made without one"),
         (Serving(mmap=False), "--no-mmap is of a FAISS index"),
         (Serving(devices=("cuda:0",)), "--device cuda:0 is of vectors and models"),
     ],

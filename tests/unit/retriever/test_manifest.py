@@ -86,6 +86,7 @@ def test_an_altered_file_is_refused(directory: Path, name: str):
             r"not those that this encoder makes of the documents \(cosine",
         ),
         ({"encoder": {"kind": "no such", "dim": 128}}, "an encoder is of kind"),
+        ({"encoder": {"kind": "transformer", "model": "/no/such"}}, "is not at /no/such any more: say where it lies by --model DIR"),
         ({"encoder": {"kind": "hashed", "dim": 128}}, "a hashed encoder's record has"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from agentrl.config.recipe import Recipe
 from agentrl.errors import ConfigError
 from agentrl.system.retriever_token import TOKEN_VARIABLE, retriever_token
-from agentrl.system.roles.retriever import serve_command
+from agentrl.system.roles.retriever import relay, serve_command
 
 BASE = {"name": "r", "model": {"path": "m"}, "tasks": {"train": [{"path": "t.jsonl"}]}, "env": {"factory": "my:Env"}}
 
@@ -34,8 +34,10 @@ def test_what_the_recipe_chooses_is_said_and_what_it_does_not_is_left_to_the_ser
     assert command(of_a_corpus)[6:] == [
         *("--cache", "runs/.cache/index", "--encoder", "org/encoder", "--index", "HNSW32,SQ8", "--mode", "hybrid", "--precision", "bf16", "--bm25")
     ]
-    of_an_index = {"index": "made", "threads": 8, "parameters": "efSearch=128", "reranker": "org/reranker", "runtime": "torch"}
-    assert command(of_an_index)[6:] == [*("--runtime", "torch", "--threads", "8", "--reranker", "org/reranker", "--parameters", "efSearch=128")]
+    of_an_index = {"index": "made", "threads": 8, "parameters": "efSearch=128", "reranker": "org/reranker", "runtime": "torch", "model": "/m"}
+    assert command(of_an_index)[6:] == [
+        *("--model", "/m", "--runtime", "torch", "--threads", "8", "--reranker", "org/reranker", "--parameters", "efSearch=128")
+    ]
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0.5, "cuda:0"), (1, "cuda:0"), (3, "cuda:0,cuda:1,cuda:2")])
@@ -46,6 +48,15 @@ def test_its_devices_are_the_gpus_that_were_booked(gpus: float, devices: str):
 def test_a_retriever_that_runs_elsewhere_is_not_started():
     with pytest.raises(ConfigError, match=r"needs retriever\.corpus or retriever\.index"):
         command({"url": "http://127.0.0.1:1"})
+
+
+def test_what_a_server_said_last_is_told_where_it_ends():
+    # the driver named the log twice, and the reason was in it
+    ready: list[dict[str, object]] = []
+    lines = ["retriever: opening 1 of 2\n", "ready http://a:1\n", "Traceback\n", "retriever: /x is no index: build it\n", "\n"]
+    assert relay(lines, ready.append) == "/x is no index: build it"
+    assert ready == [{"url": "http://a:1"}]
+    assert relay(["Killed\n"], ready.append) == ""
 
 
 def test_a_retriever_that_other_machines_reach_gets_a_new_token_every_time(monkeypatch: pytest.MonkeyPatch):
