@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
 
 USAGE_ERROR = 2
+STOPPED = 130  # as a shell reports SIGINT
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit code: 0, or 2 for a mistake in the command line, the corpus or the index."""
+    """Run a command. Returns the exit code: 0, 2 for a mistake in the command line, the corpus or the index, or 130 after Ctrl-C."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one does not wait for threads, and ends without a traceback
+        print("retriever: stopped", file=sys.stderr)
+        return STOPPED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    import argparse  # here, as all that takes a moment: Ctrl-C may come at once
+
     for variable in THREADS:
         os.environ.setdefault(variable, "1")  # read when NumPy and FAISS are imported; their idle threads spin, at 3 times the work's CPU time
     from retriever.commands import adopt, bench, build, evaluate, info, serve, verify
@@ -27,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in commands.values():
         command.add(subparsers)
     arguments = parser.parse_args(argv)
+    cores, threads = len(os.sched_getaffinity(0)), getattr(arguments, "threads", None) or 1
+    if threads > cores:
+        print(f"retriever: --threads {threads} are more than the {cores} cores that this process may use: they wait for one another", file=sys.stderr)
     from retriever.corpus import CorpusError
     from retriever.documents import DocumentsFault
     from retriever.manifest import IndexFault

@@ -54,6 +54,7 @@ class Reloaded:
 
     identity: str
     changed: bool  # whether it is another index than before
+    modes: tuple[Mode, ...]  # that can be asked for now; the first is the default
     seconds: float  # to open, check and warm it
 
 
@@ -156,12 +157,20 @@ class LocalService:
             except Exception as error:  # whatever is wrong with the new one, the old one goes on
                 self._metrics.reloads["failed"] += 1
                 raise ReloadFailed(f"the index cannot be served: {error}. The one opened before goes on") from error
+            default = old.index.modes[0]
+            if default not in index.modes:
+                index.close()
+                self._metrics.reloads["failed"] += 1
+                raise ReloadFailed(
+                    f"the index there now is searched by {', '.join(index.modes)}, and not by {default}, which requests get that name no mode. "
+                    "The one opened before goes on: start a server of the new one beside it"
+                )
             changed = index.identity != old.index.identity
             self._engine = self._started(index, None if changed else old.cache)  # from here on nothing new comes to the old one
             self._metrics.reloads["done"] += 1
             await old.batcher.aclose()
             old.index.close()
-            return Reloaded(identity=index.identity, changed=changed, seconds=perf_counter() - started)
+            return Reloaded(identity=index.identity, changed=changed, modes=tuple(index.modes), seconds=perf_counter() - started)
 
     async def __aenter__(self) -> Self:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="opening")

@@ -33,7 +33,8 @@ def openapi(modes: Sequence[Mode], *, reranks: bool, reload: bool, token: bool) 
         "/openapi.json": {"get": _get("openapi", "This document.", {"type": "object"})},
     }
     if reload:
-        answer = _object({"identity": {"type": "string"}, "changed": {"type": "boolean"}, "seconds": {"type": "number"}})
+        kinds: dict[str, Schema] = {"identity": {"type": "string"}, "changed": {"type": "boolean"}, "seconds": {"type": "number"}}
+        answer = _object({**kinds, "modes": {"type": "array", "items": {"enum": [*map(str, Mode)]}}})
         paths["/admin/reload"] = {"post": _get("reload", "Open the index again; the one opened before serves meanwhile.", answer, 409, 503)}
     document: Schema = {"openapi": "3.1.0", "info": {"title": "retriever", "version": "1"}, "paths": paths}
     if token:

@@ -7,6 +7,7 @@ open. SIGHUP opens it again. TLS is not ours: put a proxy in front.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import resource
@@ -32,6 +33,11 @@ GRACE_S = 5
 # with 4,000 cached answers a second beside a worker on a CPU: 6 to 10 % more of both at half a millisecond.
 SWITCH_S = 0.0005
 DESCRIPTORS = 65_536  # a connection is one; many systems begin with 1,024
+WHY_NOT_BOUND = {
+    errno.EADDRINUSE: "something else listens there: give another --port, or --port 0 for a free one",
+    errno.EADDRNOTAVAIL: "it is no address of this machine: give another --host",
+    errno.EACCES: "ports below 1024 are not everybody's: give another --port, or --port 0 for a free one",
+}
 
 
 async def _at_once() -> None:
@@ -64,8 +70,7 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # named, or asyncio does not set TCP_NODELAY
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        _bind(listener, host, port)
         shown = f"[{host}]" if family == socket.AF_INET6 else host
         config = uvicorn.Config(
             app,
@@ -84,6 +89,16 @@ def serve(
             runner.run(server.serve(sockets=[listener]))
     if server.failure is not None:
         raise server.failure
+
+
+def _bind(listener: socket.socket, host: str, port: int) -> None:
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except socket.gaierror as error:
+        raise OSError(f"--host {host} does not resolve to an address of this machine: {error.strerror}") from error
+    except OSError as error:
+        raise OSError(f"{host}:{port} cannot be listened on: {WHY_NOT_BOUND.get(error.errno or 0, error.strerror)}") from error
 
 
 def is_loopback(host: str) -> bool:
@@ -115,6 +130,7 @@ class _Server(uvicorn.Server):
         """A signal ends the server and not, once more afterwards, the process: the end is a clean one."""
         loop = asyncio.get_running_loop()
         handlers: dict[int, Callable[[], None]] = {signal.SIGINT: self._end, signal.SIGTERM: self._end}
+        before = signal.getsignal(signal.SIGINT)
         if self._reload is not None:
             handlers[signal.SIGHUP] = self._hung_up.set
         for number, handler in handlers.items():
@@ -124,13 +140,14 @@ class _Server(uvicorn.Server):
         finally:
             for number in handlers:
                 loop.remove_signal_handler(number)
+            signal.signal(signal.SIGINT, before)  # removing sets Python's own, which raises KeyboardInterrupt
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.should_exit:
             raise RuntimeError("the server's start-up failed: see the lines above")
         if self._end_with_stdin:
-            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read_stdin)
+            self._watch_stdin()
 
     async def main_loop(self) -> None:
         try:
@@ -164,7 +181,16 @@ class _Server(uvicorn.Server):
                 print(f"retriever: not reloaded: {error}", file=sys.stderr, flush=True)
             else:
                 what = "another index" if reloaded.changed else "the same index again"
-                print(f"retriever: reloaded in {reloaded.seconds:.1f} s, {what}: {reloaded.identity}", file=sys.stderr, flush=True)
+                told = f"{what}, searched by {', '.join(reloaded.modes)}: {reloaded.identity}"
+                print(f"retriever: reloaded in {reloaded.seconds:.1f} s, {told}", file=sys.stderr, flush=True)
+
+    def _watch_stdin(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            loop.add_reader(sys.stdin.fileno(), self._read_stdin)
+        except (AttributeError, OSError):  # closed, or a file or /dev/null, which epoll refuses: nobody holds its other side
+            print("retriever: standard input has ended already, and so does the server (--end-with-stdin)", file=sys.stderr, flush=True)
+            loop.call_soon(self._end)
 
     def _read_stdin(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ SMALLEST_NORM = 1e-12  # a state of zeros stays zeros
 
 
 class TransformerEncoder:
-    """Encodes texts by a program that computes chunks of them. `loss` is what int8 costs, measured."""
+    """Encodes texts by a program that computes chunks of them. `loss` is what int8 costs, measured. Threads take turns."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class TransformerEncoder:
         self._tokenizer = tokenizer
         self._limits = limits
         self._program = program
+        self._turn = threading.Lock()
 
     @classmethod
     def open(cls, settings: TransformerSettings, runtime: Runtime) -> TransformerEncoder:
@@ -52,7 +54,7 @@ class TransformerEncoder:
         """
         files = ModelFiles.locate(settings.model)
         _check_weights(files, settings)
-        tokenizer = TextTokenizer(files, threads=runtime.threads)
+        tokenizer = TextTokenizer(files, threads=runtime.tokenizing_threads)
         _check_prefixes(settings, tokenizer)
         layout = Layout.fastest(files, runtime.device)
         program, loss = _program(files, settings, runtime, layout, tokenizer)
@@ -87,11 +89,12 @@ class TransformerEncoder:
         for start in range(0, len(spoken), TEXTS_AT_A_TIME):
             places = spoken[start : start + TEXTS_AT_A_TIME]
             prefixed = [prefix + texts[place] for place in places]
-            for chunk in self._tokenizer.chunks(prefixed, max_tokens=max_tokens, limits=self._limits):
-                vectors[places[chunk.places]] = self._vectors(self._program(chunk))
-                done += len(chunk.places)
-                if progress is not None:
-                    progress(done)
+            with self._turn:
+                for chunk in self._tokenizer.chunks(prefixed, max_tokens=max_tokens, limits=self._limits):
+                    vectors[places[chunk.places]] = self._vectors(self._program(chunk))
+                    done += len(chunk.places)
+                    if progress is not None:
+                        progress(done)
         return vectors
 
     def _vectors(self, pooled: Vectors) -> Vectors:

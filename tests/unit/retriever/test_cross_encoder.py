@@ -81,6 +81,8 @@ def test_many_pairs_keep_their_places(tmp_path: Path):
 def test_a_model_with_two_logits_or_a_limit_that_it_cannot_keep_is_refused(tmp_path: Path):
     with pytest.raises(EncoderFault, match="has 2 logits, a reranker has one"):
         CrossEncoder.open(str(write_tiny_model(tmp_path / "two", labels=2)), TORCH)
+    with pytest.raises(EncoderFault, match=r"states is an encoder and no cross-encoder: its config.json says BertModel"):
+        CrossEncoder.open(str(write_tiny_model(tmp_path / "states")), TORCH)
     model = str(write_tiny_model(tmp_path / "one", labels=1))
     with pytest.raises(EncoderFault, match=r"max_tokens 65 is not between 16 and what .* can read: 64 \(max_position_embeddings"):
         CrossEncoder.open(model, TORCH, max_tokens=65)

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from retriever_served import FOREVER_S, ROWS, Held, client_of, index_of, served
 
 from retriever.app import create_app
 from retriever.local import Limits, LocalService
+from retriever.query import Mode
 from retriever.reload import Opener, Stopped
 
 MOVED = [row | {"contents": row["contents"].replace("lies in", "was moved to")} for row in ROWS]
@@ -40,6 +42,7 @@ def test_a_reload_serves_the_new_index_and_closes_the_old_one():
         assert answer.status_code == 200
         assert answer.json()["identity"] == new.identity
         assert answer.json()["changed"] is True
+        assert answer.json()["modes"] == ["dense"]
         assert (old.closed, new.closed) == (True, False)
         after = (await client.post("/retrieve", json={"query": "Oslo"})).json()  # not from the cache of the old one
         assert [result["result"][0][0]["contents"] for result in (before, after)] == [ROWS[0]["contents"], MOVED[0]["contents"]]
@@ -87,6 +90,24 @@ def test_an_index_that_cannot_be_served_leaves_the_old_one_and_is_told_of():
         assert not old.closed
 
     reloading(play, old, ValueError("vectors.faiss is missing"), Mute())
+
+
+def test_an_index_that_is_not_searched_by_the_mode_of_those_who_name_none_is_refused():
+    class OfWords(Held):
+        def find(self, queries: Any, vectors: Any) -> Any:
+            return [[] for _ in queries]
+
+    old, new = Held(held=False), OfWords(held=False)
+    new.modes, new.encode = (Mode.BM25,), lambda queries: np.zeros((len(queries), 0), np.float32)
+
+    async def play(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/admin/reload")
+        assert answer.status_code == 409
+        assert "searched by bm25, and not by dense" in answer.json()["detail"]
+        assert (await client.post("/retrieve", json={"query": "Oslo"})).status_code == 200
+        assert (old.closed, new.closed) == (False, True)
+
+    reloading(play, old, new)
 
 
 def test_no_request_is_lost_while_indexes_are_swapped():
