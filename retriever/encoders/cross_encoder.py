@@ -55,7 +55,7 @@ class CrossEncoder:
         limit, source = token_limit(files)
         if not MIN_TOKENS <= (max_tokens or limit) <= limit:
             raise EncoderFault(f"max_tokens {max_tokens or limit} is not between {MIN_TOKENS} and what {model} can read: {limit} ({source})")
-        tokenizer = TextTokenizer(files, threads=runtime.threads)
+        tokenizer = TextTokenizer(files, threads=runtime.tokenizing_threads)
         max_tokens, sha256 = max_tokens or limit, files.weights_sha256()
         layout = Layout.padded(files, runtime.device)
         program, loss = _program(files, sha256, max_tokens, runtime, layout, tokenizer)

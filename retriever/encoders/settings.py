@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -111,6 +112,11 @@ class Runtime:
     def info(self) -> dict[str, Any]:
         """For people and programs."""
         return {"runtime": self.resolved, "precision": self.precision, "device": self.device, "threads": self.threads}
+
+    @property
+    def tokenizing_threads(self) -> int:
+        """All cores where a GPU computes, which would wait for the tokens of one thread. It has not been measured on a GPU."""
+        return self.threads if self.device == "cpu" else len(os.sched_getaffinity(0))
 
     @property
     def resolved(self) -> Literal["onnx", "torch"]:

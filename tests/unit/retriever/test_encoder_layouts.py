@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,11 @@ def test_a_record_that_was_altered_is_refused(change: dict, told: str):
 )
 def test_the_runtime_follows_device_and_precision(options: dict, resolved: str):
     assert Runtime(**options).resolved == resolved
+
+
+def test_a_gpu_does_not_wait_for_the_tokens_of_one_thread():
+    assert Runtime(threads=3).tokenizing_threads == 3
+    assert Runtime(device="cuda:0").tokenizing_threads == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
