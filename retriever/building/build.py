@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retriever.amounts import size
 from retriever.building.assembly import assemble, settle
 from retriever.building.contents import Contents, open_documents
 from retriever.building.plan import Plan, plan_of, shard_rows_at
@@ -127,7 +128,7 @@ def check_job(held: Workshop, corpus: Path, content: Mapping[str, Any], shard_ro
     if different := differences(old, new):
         raise IndexFault(
             f"{held.directory} holds an unfinished build of something else: {'; '.join(different)}. "
-            f"Build with what it was begun with, or remove it to begin anew"
+            f"Build with the same options to go on, or remove {held.directory} ({size(held.bytes)}) to begin anew"
         )
     return job
 

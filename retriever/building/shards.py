@@ -8,6 +8,7 @@ A build that was killed goes on with the shards that have no mark; those that ha
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -118,6 +119,8 @@ def write_marked(shard: Shard, vectors: Vectors, dtype: VectorType) -> ShardReco
         write_shard(partial, vectors, dtype)
     except SearcherError as error:
         raise IndexFault(f"rows {shard.start} to {shard.stop - 1}: {error}") from error
+    except OSError as error:  # NumPy's own says only how many numbers were written
+        raise OSError(error.errno or errno.ENOSPC, error.strerror or "the disk did not take all of it", str(shard.path)) from error
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.rename(shard.path)

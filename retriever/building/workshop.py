@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -28,6 +29,7 @@ __all__ = ["Workshop", "workshop", "write_array", "write_whole"]
 
 JOB = "job.json"
 LOCK = "lock"
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 REMOVALS = 1000  # by others, while one locks: there are as many at most as processes that wait
 
 
@@ -52,6 +54,11 @@ class Workshop:
             return None
         return found if isinstance(found, dict) else None
 
+    @property
+    def bytes(self) -> int:
+        """Of all files that are here."""
+        return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
+
     def keep(self, job: Mapping[str, Any]) -> None:
         """Write down what is being built, for the run that goes on after this one."""
         write_whole(self.build / JOB, json.dumps(dict(job), indent=2).encode())
@@ -69,10 +76,18 @@ class Workshop:
         shutil.rmtree(self.out / BUILD)  # the lock goes last: whoever waits for it finds the index in place
 
     def drop_unless_worth_keeping(self, error: BaseException) -> None:
-        """After a failure: what has a finished shard is gone on from, and so are the documents where somebody stopped the build."""
+        """After a failure: what has a finished shard is gone on from, and so are the documents where somebody stopped the build.
+
+        Raises:
+            IndexFault: there is no room for what is built; with what is kept.
+        """
         stopped = isinstance(error, KeyboardInterrupt) and self.job() is not None
-        if not stopped and not any(self.build.glob("*.done")) and not (self.directory / MANIFEST).exists():
+        worth = stopped or any(self.build.glob("*.done")) or (self.directory / MANIFEST).exists()
+        if not worth:
             self.drop()
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            kept = "finished shards are kept, and the same command goes on from there" if worth else "nothing is kept"
+            raise IndexFault(f"{error.filename or self.directory}: {error.strerror}. Make room: {kept}") from error
 
     def drop(self) -> None:
         """Nothing of it is kept."""

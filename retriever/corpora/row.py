@@ -76,6 +76,8 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
 def _with_contents(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     title, text = fields.get("title"), fields.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
+        if null := [name for name in ("contents", "title", "text") if name in fields and fields[name] is None]:
+            raise RowFault(f"{' and '.join(f'`{name}`' for name in null)} is null: give it text, an empty string at least")
         raise RowFault(f"expected a string `contents`, or strings `title` and `text`; the row has {', '.join(fields)}")
     others = {key: value for key, value in fields.items() if key not in ("id", "title", "text", "contents")}
     return {"id": fields["id"], "contents": f'"{title}"\n{text}', **others}

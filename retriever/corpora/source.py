@@ -32,7 +32,7 @@ _TAR_BLOCK_BYTES, _TAR_MAGIC_AT = 512, 257
 
 
 # A row that is not empty, and where it stands. A tuple: a record takes longer to make than a line takes to read.
-#   number   of its line, from 1; of a table's row, from 0
+#   number   of its line, or of a table's row, from 1
 #   start    the byte of the (unpacked) file at which its line begins; of a table, 0
 #   content  a line of JSON without the white space around it, or the cells of a table's row
 Row = tuple[int, int, bytes | Mapping[str, Any]]
@@ -80,7 +80,7 @@ class Source:
         """The rows in the file's order. Empty lines are passed over."""
         if self._magic == _ZSTANDARD:
             raise CorpusError(f"{self.path}: zstandard is not read here: unpack it (zstd -d), or compress it with gzip")
-        if self._magic == _PARQUET:
+        if self._magic == _PARQUET or self.path.suffix == ".parquet":
             yield from self._table_rows()
             return
         try:
@@ -143,13 +143,15 @@ class Source:
             from pyarrow import parquet
         except ImportError as error:
             raise CorpusError(f"{self.path}: reading Parquet needs pyarrow: pip install 'agentrl[retriever]'") from error
+        if self._magic != _PARQUET:
+            raise CorpusError(f"{self.path} is no Parquet file, though it is called one: its first bytes are {self._magic!r}")
         self._file.drain()  # for the hash: a table is read from its end
         try:
             with parquet.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER_BYTES, pre_buffer=False) as file:
                 first, total = 0, max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                     self._of_table = self.size * (first + len(batch)) // total
-                    for number, content in enumerate(self._cells(batch, first), start=first):
+                    for number, content in enumerate(self._cells(batch, first), start=first + 1):
                         yield number, 0, content
                     first += len(batch)
         except (pyarrow.ArrowException, OSError) as error:
@@ -160,7 +162,7 @@ class Source:
         try:
             return batch.to_pylist()  # type: ignore[no-any-return]
         except ValueError as error:  # text that is not UTF-8, or a time that Python has none for
-            raise CorpusError(f"{self.path}: rows {first} to {first + len(batch) - 1}: a cell cannot be read: {error}") from error
+            raise CorpusError(f"{self.path}: rows {first + 1} to {first + len(batch)}: a cell cannot be read: {error}") from error
 
 
 def _row(number: int, start: int, line: bytes) -> Row | None:

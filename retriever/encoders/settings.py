@@ -53,8 +53,9 @@ class TransformerSettings:
             raise EncoderFault(f"an encoder's record has a wrong {wrong[0]}: {getattr(self, wrong[0])!r}")
         if self.pooling not in get_args(Pooling):
             raise EncoderFault(f"pooling is one of {', '.join(get_args(Pooling))}, got {self.pooling!r}")
-        if self.dim < 1 or min(self.max_query_tokens, self.max_document_tokens) < MIN_TOKENS:
-            raise EncoderFault(f"an encoder needs a dim of at least 1 and reads at least {MIN_TOKENS} tokens, got {self}")
+        for name, least in (("dim", 1), ("max_query_tokens", MIN_TOKENS), ("max_document_tokens", MIN_TOKENS)):
+            if getattr(self, name) < least:
+                raise EncoderFault(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
     def record(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import argparse
+import errno
 import json
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def test_going_on_with_another_build_is_refused_and_the_difference_named(corpus:
     with pytest.raises(IndexFault, match=f"unfinished build of something else: {difference}") as refused:
         build(corpus, tmp_path / "index", replace(KEPT, **change))
     assert str(unfinished) in str(refused.value)
+    assert "with the same options to go on, or remove" in str(refused.value)
+
+
+def test_a_disk_without_room_is_told_with_the_file_and_what_is_kept(corpus: Path, tmp_path: Path):
+    def full(what: str, done: int, of: int) -> None:
+        if (what, done) == ("documents embedded", 8):
+            raise OSError(errno.ENOSPC, "No space left on device", "/index/00002.npy")
+
+    with pytest.raises(IndexFault, match=r"/index/00002\.npy: No space left on device\. Make room: finished shards are kept"):
+        build(corpus, tmp_path / "index", KEPT, full)
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,11 @@ def test_a_table_is_a_corpus(tmp_path: Path, out: Path):
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"id": [1, None], "contents": ["a", "b"]}, "row 1: expected an id"),
-        ({"id": [1, 1], "contents": ["a", "b"]}, "row 1: the id '1' is that of row 0, too"),
-        ({"id": [1, 2], "contents": ["a", None]}, "row 1: expected a string `contents`"),
-        ({"id": [1, 2], "contents": ["a", "b"], "weight": [0.5, float("nan")]}, "row 1: not JSON: Out of range"),
-        ({"id": [1, 2], "contents": ["a", "b"], "image": [b"", b""]}, "row 0: not JSON: JSON has no form for a value of type bytes"),
+        ({"id": [1, None], "contents": ["a", "b"]}, "row 2: expected an id"),
+        ({"id": [1, 1], "contents": ["a", "b"]}, "row 2: the id '1' is that of row 1, too"),
+        ({"id": [1, 2], "contents": ["a", None]}, "row 2: `contents` is null"),
+        ({"id": [1, 2], "contents": ["a", "b"], "weight": [0.5, float("nan")]}, "row 2: not JSON: Out of range"),
+        ({"id": [1, 2], "contents": ["a", "b"], "image": [b"", b""]}, "row 1: not JSON: JSON has no form for a value of type bytes"),
         ({"id": [], "contents": []}, "is empty"),
     ],
 )
@@ -136,7 +136,7 @@ def test_text_of_a_table_that_is_not_utf_8_is_an_error_with_its_rows(tmp_path: P
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = arrow.table({"id": [1, 2], "contents": arrow.array([b"a", b"\xff"]).view(arrow.string())})
     parquet.write_table(table, tmp_path / "c.parquet")
-    with pytest.raises(CorpusError, match=r"c\.parquet: rows 0 to 1: a cell cannot be read: 'utf-8' codec can't decode"):
+    with pytest.raises(CorpusError, match=r"c\.parquet: rows 1 to 2: a cell cannot be read: 'utf-8' codec can't decode"):
         import_corpus(tmp_path / "c.parquet", out)
 
 
@@ -169,6 +169,11 @@ def test_a_bad_corpus_is_an_error_with_file_and_line_and_leaves_nothing(tmp_path
         into(written(tmp_path / "c", data), out)
     assert complaint in str(raised.value)
     assert list(out.iterdir()) == []
+
+
+def test_what_is_called_a_table_and_is_none_is_told_so(tmp_path: Path, out: Path):
+    with pytest.raises(CorpusError, match=r"c\.parquet is no Parquet file, though it is called one"):
+        import_corpus(written(tmp_path / "c.parquet", b"junk"), out)
 
 
 def test_a_file_without_line_breaks_is_not_read_whole(tmp_path: Path, out: Path):
