@@ -213,8 +213,9 @@ def _decoded(dense: FaissSearcher, shard: Shard) -> Vectors:
 
 def _converted(held: Workshop, dense: FaissSearcher, job: Job, spec: BuildSpec, progress: Progress) -> list[tuple[Path, ShardRecord]]:
     """The vectors of the file as row shards, marked as those that are embedded."""
-    if dense.metric != "ip":
-        raise IndexFault("vectors of an L2 index are compared by distances, and blocks by inner products: keep the index as it is")
+    assert isinstance(spec.encoder, TransformerSettings)
+    if dense.metric != "ip" and not spec.encoder.normalize:  # of vectors of length 1 the nearest have the largest inner products
+        raise IndexFault("distances of an L2 index rank other documents first than inner products, but for vectors of length 1: leave --index out")
     shards = shards_of(held.build, job.corpus.count, job.shard_rows)
     records = narrowed(shards, finished(shards, progress), spec.shard_dtype, progress)
     for shard in shards:

@@ -47,7 +47,8 @@ def _table(directory: Path, manifest: Manifest, footprint: Footprint) -> list[tu
     if dense is not None:
         kind = f"FAISS {dense.factory}" if dense.backend == "faiss" else f"{dense.dtype} blocks"
         again = f", the best {dense.rescore.depth} scored again in {dense.rescore.dtype}" if dense.rescore else ""
-        rows.append(("vectors", f"{kind} of {dense.dim}, by {dense.metric}{again}; least cosine to the encoder's own {dense.fidelity:.4f}"))
+        metric = dense.metric if dense.metric == "ip" else "l2: scores are minus squared distances (import with --index Flat: inner products)"
+        rows.append(("vectors", f"{kind} of {dense.dim}, by {metric}{again}; least cosine to the encoder's own {dense.fidelity:.4f}"))
     if bm25 is not None:
         rows.append(("words", f"BM25, k1 {bm25['k1']}, b {bm25['b']}"))
     rows += [(f"  {name}", f"{size(part.disk_bytes)} on disk") for name, part in footprint.parts.items()]

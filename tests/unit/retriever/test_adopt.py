@@ -188,13 +188,14 @@ def test_an_index_that_keeps_little_is_kept_if_its_vectors_are_nearest_to_their_
 
 
 @pytest.mark.soak
-def test_distances_are_scores_the_higher_the_better_and_are_not_converted(tmp_path: Path):
+def test_distances_are_scores_the_higher_the_better_and_become_inner_products_of_vectors_of_length_one(tmp_path: Path):
     file, corpus = pair(tmp_path, metric=1)
     out = adopt(file, corpus, tmp_path / "index", kept(settings()))
     assert Manifest.read(out).dense.metric == "l2"  # type: ignore[union-attr]
     assert best(out, "rivers in Canada") == 17
-    with pytest.raises(IndexFault, match="keep the index as it is"):
-        adopt(file, corpus, tmp_path / "other", converted("blocks"))
+    flat = adopt(file, corpus, tmp_path / "flat", converted("Flat"))
+    assert Manifest.read(flat).dense.metric == "ip"  # type: ignore[union-attr]
+    assert best(flat, "rivers in Canada") == 17
 
 
 def test_adopting_needs_the_model_and_no_option_without_effect():
