@@ -33,7 +33,7 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/retr
 TEXTS |= {f"recipes/{path.name}": path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("search_r1*.yaml")}
 PASSAGES, NUMBERS = 21_015_324, 768  # of Wikipedia by E5
 COMMANDS = {"build": build, "serve": serve, "info": info, "verify": verify, "import": adopt, "evaluate": evaluate, "bench": bench}
-PIP = ("--no-deps", "--extra-index-url", "--yes")  # options of another program
+OF_OTHERS = ("--no-deps", "--extra-index-url", "--yes", "--inplace", "--only")  # options of other programs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def test_every_command_and_every_file_is_among_those_shown():
 def test_options_that_are_named_exist():
     known = {option for command in COMMANDS for option in options_of(command)}
     named = {word for code in re.findall(r"`([^`\n]+)`", PAGE) for word in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code)}
-    assert named - known == set(PIP) & named
+    assert named - known == set(OF_OTHERS) & named
 
 
 def options_of(command: str) -> Mapping[str, argparse.Action]:
