@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one does not wait for threads, and ends without a traceback
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(STOPPED))  # a second one does not wait for threads
         print("retriever: stopped", file=sys.stderr)
         return STOPPED
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from retriever.encoders.cross_encoder import CrossEncoder
     from retriever.searchers.bm25 import Bm25Searcher
 
-__all__ = ["Index", "Serving", "open_dense", "probe", "probe_rows"]
+__all__ = ["Index", "Models", "Serving", "manifest_for", "modes_of", "open_dense", "probe", "probe_rows"]
 
 HYBRID_DEPTH = 100  # of both lists that are fused: a document that both have at rank 100 adds 1 / 80, less than any that one has at rank 1
 RERANK_DEPTH = 50
@@ -66,6 +66,15 @@ class Serving:
     mode: Mode | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """What an index has loaded. The next one takes what it needs of it: models in memory twice are never quite given back."""
+
+    serving: Serving
+    encoder: Encoder | None
+    reranker: CrossEncoder | None
+
+
 class Index:
     """Documents that can be searched. `encode` and `find` may run in two threads, each used by one at a time."""
 
@@ -87,7 +96,7 @@ class Index:
         self.bm25 = bm25
         self.reranker = reranker
         self.serving = serving or Serving()
-        self.modes = _modes(dense is not None, bm25 is not None, self.serving.mode)
+        self.modes = modes_of(dense is not None, bm25 is not None, self.serving.mode)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -114,25 +123,24 @@ class Index:
         )
 
     @classmethod
-    def open(cls, directory: Path, serving: Serving | None = None, progress: Progress = silent) -> Index:
+    def open(cls, directory: Path, serving: Serving | None = None, progress: Progress = silent, *, models: Models | None = None) -> Index:
         """The index of a directory.
 
         Args:
             progress: told first, as work of no size, what it takes.
+            models: of an index opened before, which are used again where this one is of the same.
 
         Raises:
             IndexFault: it is none, was altered, was made by an encoder that works differently, or cannot be served in this way.
         """
         serving = serving or Serving()
-        manifest = Manifest.read(directory)
-        _modes(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
-        _refuse_what_has_no_effect(manifest, serving)
+        manifest = manifest_for(directory, serving)
         footprint = footprint_of(manifest, devices=serving.devices, mmap=serving.mmap, runtime=serving.runtime.resolved)
         progress(f"{directory} {footprint.render()}", 0, 0)
         footprint.check(directory)
         manifest.check_files(directory)
         try:
-            index = _opened(directory, manifest, serving, progress)
+            index = _opened(directory, manifest, serving, progress, models)
             index._check(directory)
         except (DocumentsFault, SearcherError, EncoderFault) as error:
             raise IndexFault(f"{directory}: {error}") from error
@@ -142,6 +150,11 @@ class Index:
     def reranks(self) -> bool:
         """Whether queries may ask for it."""
         return self.reranker is not None
+
+    @property
+    def models(self) -> Models:
+        """For the next index."""
+        return Models(serving=self.serving, encoder=self.encoder, reranker=self.reranker)
 
     @property
     def same_vector(self) -> float:
@@ -290,6 +303,18 @@ class Index:
         return [score for end, length in zip(ends, lengths, strict=True) for score in self.reranker.score_pairs(pairs[end - length : end]).tolist()]
 
 
+def manifest_for(directory: Path, serving: Serving) -> Manifest:
+    """The manifest of a directory that may be served in this way.
+
+    Raises:
+        IndexFault: it is no index, has not this mode, or an option would have no effect.
+    """
+    manifest = Manifest.read(directory)
+    modes_of(manifest.dense is not None, manifest.bm25 is not None, serving.mode)
+    _refuse_what_has_no_effect(manifest, serving)
+    return manifest
+
+
 def _refuse_what_has_no_effect(manifest: Manifest, serving: Serving) -> None:
     dense = manifest.dense
     if serving.model is not None and (manifest.encoder is None or manifest.table):
@@ -303,25 +328,30 @@ def _refuse_what_has_no_effect(manifest: Manifest, serving: Serving) -> None:
         raise IndexFault(f"--device {','.join(serving.devices)} is of vectors and models, and here are words: leave it out")
 
 
-def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Progress) -> Index:
+def _opened(directory: Path, manifest: Manifest, serving: Serving, progress: Progress, models: Models | None) -> Index:
+    models = models if models is not None and models.serving.runtime == serving.runtime else None
     ids = directory / IDS if manifest.documents.ids == "hashed" else None
     documents = DocumentStore.open(directory / manifest.documents.file, directory / OFFSETS, ids)
     return Index(
         documents=documents,
         manifest=manifest,
-        encoder=None if manifest.encoder is None else _open_encoder(directory, manifest, manifest.encoder, serving),
+        encoder=None if manifest.encoder is None else _open_encoder(directory, manifest, manifest.encoder, serving, models),
         dense=None if manifest.dense is None else open_dense(directory, manifest.dense, serving, progress),
         bm25=None if manifest.bm25 is None else _open_bm25(directory, manifest.bm25),
-        reranker=None if serving.reranker is None else _open_reranker(serving),
+        reranker=None if serving.reranker is None else _open_reranker(serving, models),
         serving=serving,
     )
 
 
-def _open_encoder(directory: Path, manifest: Manifest, record: Mapping[str, Any], serving: Serving) -> Encoder:
+def _open_encoder(directory: Path, manifest: Manifest, record: Mapping[str, Any], serving: Serving, models: Models | None) -> Encoder:
     if manifest.table:
         return open_encoder(record, serving.runtime, table=directory / IDF)
     if serving.model is not None:
-        return open_encoder({**record, "model": serving.model}, serving.runtime, table=None)
+        record = {**record, "model": serving.model}
+    if models is not None and models.encoder is not None and models.encoder.record == record:
+        return models.encoder
+    if serving.model is not None:
+        return open_encoder(record, serving.runtime, table=None)
     model = Path(str(record.get("model")))
     if model.is_absolute() and not model.is_dir():
         raise EncoderFault(
@@ -386,14 +416,21 @@ def _open_bm25(directory: Path, record: Mapping[str, Any]) -> Bm25Searcher:
     return Bm25Searcher.open(directory / BM25, record)
 
 
-def _open_reranker(serving: Serving) -> CrossEncoder:
+def _open_reranker(serving: Serving, models: Models | None) -> CrossEncoder:
     from retriever.encoders.cross_encoder import CrossEncoder
 
     assert serving.reranker is not None
+    if models is not None and models.reranker is not None and models.reranker.is_of(serving.reranker):
+        return models.reranker
     return CrossEncoder.open(serving.reranker, serving.runtime)
 
 
-def _modes(dense: bool, bm25: bool, first: Mode | None) -> tuple[Mode, ...]:
+def modes_of(dense: bool, bm25: bool, first: Mode | None) -> tuple[Mode, ...]:
+    """How an index of vectors, words or both is searched, `first` by default.
+
+    Raises:
+        IndexFault: it is not searched by `first`.
+    """
     modes = [Mode.DENSE] * dense + [Mode.BM25] * bm25 + [Mode.HYBRID] * (dense and bm25)
     if first is not None and first not in modes:
         raise IndexFault(f"the index cannot be searched by {first}: it has {', '.join(modes)}. Build it with --bm25, or ask for another mode")

@@ -149,6 +149,11 @@ class _Server(uvicorn.Server):
         if self._end_with_stdin:
             self._watch_stdin()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # open requests were not waited for; the service still ends as it should
+            await self.lifespan.shutdown()
+
     async def main_loop(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import signal
 import sys
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,7 @@ from retriever.commands.options import HASHED, NONE, OF_HASHED, OF_MODELS, add_e
 
 if TYPE_CHECKING:
     from retriever.building.spec import BuildSpec
-    from retriever.index import Index, Serving
+    from retriever.index import Index, Models, Serving
     from retriever.local import Limits
     from retriever.query import Progress
 
@@ -23,6 +26,8 @@ __all__ = ["TOKEN_VARIABLE", "add", "run"]
 TOKEN_VARIABLE = "AGENTRL_RETRIEVER_TOKEN"
 SHORTEST_TOKEN = 16  # characters: one that could be guessed protects nobody
 PROGRESS_EVERY_S = 2.0
+MOST_PORT = 65_535
+FLAT = "Flat"
 GPU_BATCH = 256  # queries: one scan of the vectors costs a GPU about as much for 256 as for 64
 
 # Flags that say what an index is to be: of use only where a corpus file is served.
@@ -68,12 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"--host {arguments.host} lets other machines in: give them a token (--token-file FILE, or {TOKEN_VARIABLE} in the environment), "
             "or add --unsafe-allow-remote, and whoever reaches the port is answered"
         )
-    if arguments.backend == "web":
-        _refuse(arguments, ("path", *OF_AN_INDEX, *OF_ITS_QUEUE, *OF_A_CORPUS[1:]), "is an index's, and --backend web has none")
-        _serve_web(arguments, token)
-    else:
-        _refuse(arguments, OF_THE_WEB, "is for --backend web")
-        _serve_index(arguments, token)
+    with _ended_by_a_signal():
+        if arguments.backend == "web":
+            _refuse(arguments, ("path", *OF_AN_INDEX, *OF_ITS_QUEUE, *OF_A_CORPUS[1:]), "is an index's, and --backend web has none")
+            _serve_web(arguments, token)
+        else:
+            _refuse(arguments, OF_THE_WEB, "is for --backend web")
+            _serve_index(arguments, token)
     return 0
 
 
@@ -91,13 +97,13 @@ def _serve_index(arguments: argparse.Namespace, token: str | None) -> None:
         raise FileNotFoundError(2, os.strerror(2), str(arguments.path))
     elif arguments.model is not None:
         raise ValueError(f"--model says where the model of an index lies, and {arguments.path} is a corpus: name the --encoder")
-    elif arguments.cache is None:
+    elif arguments.cache is None and _in_memory(arguments):
         _refuse(arguments, OF_FILES, "is of an index in files, and without --cache that of a corpus is made in memory")
     elif arguments.encoder in (None, HASHED, NONE) and arguments.reranker is None:
         _refuse(arguments, ("runtime", "precision"), f"is of a model, and --encoder is {arguments.encoder or HASHED}")
     serving, metrics = _serving(arguments), Metrics()
+    opens = _opens(arguments, serving)
     overlap = serving.devices != ("cpu",) or serving.runtime.threads > 1 if arguments.overlap is None else arguments.overlap
-    opens = partial(_open, arguments.path, None if arguments.path.is_dir() else _spec(arguments), arguments.cache, serving)
     service = LocalService(opens, limits=_limits(arguments, serving), overlap=overlap, metrics=metrics, report=_Told())
     options = {"topk": arguments.topk, "token": token, "deadline_s": arguments.deadline_s}
     app = create_app(service, reload=service.reload, metrics=metrics, **options)
@@ -122,11 +128,63 @@ def _serve_web(arguments: argparse.Namespace, token: str | None) -> None:
     serve(app, host=arguments.host, port=arguments.port, end_with_stdin=arguments.end_with_stdin)
 
 
-def _open(path: Path, spec: BuildSpec | None, cache: Path | None, serving: Serving, progress: Progress) -> Index:
-    """The index, as it is on disk now."""
-    from retriever.building.load import load
+@contextmanager
+def _ended_by_a_signal() -> Iterator[None]:
+    """Ctrl-C before the server handles it, and while threads end that opened an index, ends the process at once: it has nothing to lose."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(0))
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # threads have ended by then, and Python forgets its handlers
+    try:
+        yield
+    except BaseException:
+        signal.signal(signal.SIGINT, before)
+        raise
 
-    return load(path, spec=spec, cache=cache, serving=serving, progress=progress)
+
+class _Opens:
+    """Opens the index, as it is on disk now, with the models of the one before."""
+
+    def __init__(self, path: Path, spec: BuildSpec | None, cache: Path | None, serving: Serving) -> None:
+        self._path, self._spec, self._cache, self._serving = path, spec, cache, serving
+        self._models: Models | None = None
+
+    def __call__(self, progress: Progress) -> Index:
+        from retriever.building.load import load
+
+        index = load(self._path, spec=self._spec, cache=self._cache, serving=self._serving, progress=progress, models=self._models)
+        self._models = index.models
+        return index
+
+
+def _opens(arguments: argparse.Namespace, serving: Serving) -> _Opens:
+    """What opens the index.
+
+    Raises:
+        ValueError: it is known now that it cannot be served in this way.
+    """
+    from retriever.index import manifest_for, modes_of
+
+    if serving.reranker is not None:
+        from retriever.encoders.cross_encoder import CrossEncoder
+
+        CrossEncoder.check(serving.reranker)
+    if arguments.path.is_dir():
+        manifest_for(arguments.path, serving)
+        return _Opens(arguments.path, None, None, serving)
+    spec, cache = _spec(arguments), arguments.cache
+    modes_of(spec.encoder is not None, spec.bm25, serving.mode)
+    if arguments.index is not None and spec.encoder is not None:
+        from retriever.searchers.sizes import memory_of
+
+        memory_of(spec.index, 1, spec.encoder.dim)  # FAISS knows it
+    if cache is None and not _in_memory(arguments):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "indexes"
+        print(f"retriever: the index is kept below {cache} (--cache DIR for another place)", file=sys.stderr, flush=True)
+    return _Opens(arguments.path, spec, cache, serving)
+
+
+def _in_memory(arguments: argparse.Namespace) -> bool:
+    """Whether a corpus can be indexed without a file."""
+    return arguments.encoder in (None, HASHED) and arguments.index in (None, FLAT) and not arguments.bm25
 
 
 def _serving(arguments: argparse.Namespace) -> Serving:
@@ -162,7 +220,7 @@ def _spec(arguments: argparse.Namespace) -> BuildSpec:
     from retriever.building.spec import BuildSpec
 
     arguments.encoder = arguments.encoder or HASHED
-    return BuildSpec(encoder=encoder_of(arguments), index=arguments.index or "Flat", bm25=bool(arguments.bm25))
+    return BuildSpec(encoder=encoder_of(arguments), index=arguments.index or FLAT, bm25=bool(arguments.bm25))
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
@@ -202,7 +260,7 @@ class _Told:
 
 def _add_network(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1")
-    command.add_argument("--port", type=int, default=0, help="by default a free one, told by the line `ready http://HOST:PORT`")
+    command.add_argument("--port", type=_port, default=0, help="by default a free one, told by the line `ready http://HOST:PORT`")
     command.add_argument("--token-file", type=Path, metavar="FILE", help=f"requests must bring what is in it as a bearer token (or {TOKEN_VARIABLE})")
     command.add_argument("--unsafe-allow-remote", action="store_true", help="allow a --host that other machines can reach, without a token")
     command.add_argument("--topk", type=_topk, default=3, help="passages where a request does not say (3)")
@@ -233,7 +291,9 @@ def _add_index(command: argparse.ArgumentParser) -> None:
         "--deterministic", action="store_true", default=None, help="compute query by query, so that scores do not depend on what else is asked"
     )
     corpus = command.add_argument_group("of a corpus that is indexed at the start")
-    corpus.add_argument("--cache", type=Path, metavar="DIR", help="keep its index here, named by content; without, it is kept in memory")
+    corpus.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep its index here, named by content (~/.cache/agentrl/indexes; a hashed Flat one in memory)"
+    )
     add_encoder(corpus, default=HASHED)
     command.set_defaults(encoder=None)  # one that was not given
     corpus.add_argument("--index", metavar="FACTORY", help="of the vectors (Flat)")
@@ -252,6 +312,12 @@ def _whole(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
     return int(text)
+
+
+def _port(text: str) -> int:
+    if (port := _whole(text, 0)) > MOST_PORT:
+        raise argparse.ArgumentTypeError(f"expected 0 to {MOST_PORT}, got {text!r}")
+    return port
 
 
 def _topk(text: str) -> int:

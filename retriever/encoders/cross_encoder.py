@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,21 @@ class CrossEncoder:
         program, loss = _program(files, sha256, max_tokens, runtime, layout, tokenizer)
         made_of = {"model": files.model, "weights_sha256": sha256, "max_tokens": max_tokens, **runtime.info}
         return cls({**made_of, **({"loss": dict(loss)} if loss else {})}, max_tokens, layout.limits, tokenizer, program)
+
+    @staticmethod
+    def check(model: str) -> None:
+        """Whether a directory may hold a reranker. Of a hub id nothing is known before it is downloaded.
+
+        Raises:
+            EncoderFault: there is no model, or it is another kind of one.
+        """
+        if Path(model).expanduser().is_dir() or model.startswith((".", "~", "/")):
+            _check_one_logit(ModelFiles.locate(model))
+
+    def is_of(self, model: str) -> bool:
+        """Whether it is what would be opened: the same model, with the weights that lie there now."""
+        files = ModelFiles.locate(model)
+        return (self._description["model"], self._description["weights_sha256"]) == (files.model, files.weights_sha256())
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> Scores:
         """[N], one per pair of a question and a document."""

@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
@@ -11,8 +12,9 @@ from retriever.building.build import build
 from retriever.building.load import load
 from retriever.building.spec import BuildSpec
 from retriever.corpus import CorpusError, Document
+from retriever.encoders.encoder import EncoderFault
 from retriever.encoders.hashed import HashedSettings
-from retriever.index import Index, Serving
+from retriever.index import Index, Models, Serving, _open_encoder
 from retriever.manifest import IndexFault
 from retriever.query import Hit, Mode, Query
 from retriever.searchers.faiss_index import FaissSearcher
@@ -235,3 +237,18 @@ def test_the_quick_starts_queries_find_their_passage(seed: int):
         rows = [row for row, fact in enumerate(facts) if fact[0] is kb]
         assert np.mean([hits[row][0].row == row for row in rows]) >= 0.95
         assert np.mean([row in {hit.row for hit in hits[row]} for row in rows]) >= 0.99
+
+
+def test_the_models_of_the_index_before_are_used_again_where_they_are_the_same(tmp_path: Path):
+    record = {"kind": "transformer", "model": "m", "weights_sha256": "0"}
+
+    class Loaded:
+        def __init__(self) -> None:
+            self.record = dict(record)
+
+    models = Models(serving=Serving(), encoder=Loaded(), reranker=None)  # type: ignore[arg-type]
+    manifest = replace(Index.of([document(0, "Oslo")], SMALL).manifest, encoder=record)
+    assert _open_encoder(tmp_path, manifest, record, Serving(), models) is models.encoder
+    for other in (record | {"weights_sha256": "1"}, record | {"kind": "none"}):
+        with pytest.raises(EncoderFault):
+            _open_encoder(tmp_path, manifest, other, Serving(), models)

@@ -1,6 +1,10 @@
 import io
 import json
+import re
+import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,16 +57,56 @@ def test_a_plan_is_printed_and_nothing_is_written(corpus: Path, tmp_path: Path, 
         (["serve", "CORPUS", "--device", "cuda:0"], "--device is of an index in files, and without --cache"),
         (["serve", "CORPUS", "--reranker", "org/r"], "--reranker is of an index in files"),
         (["serve", "CORPUS", "--cache", "OUT", "--precision", "bf16"], "--precision is of a model, and --encoder is hashed"),
+        (["serve", "CORPUS", "--mode", "bm25"], "cannot be searched by bm25"),
+        (["serve", "CORPUS", "--bm25", "--index", "nonsense"], "FAISS makes no index 'nonsense'"),
+        (["serve", "CORPUS", "--bm25", "--reranker", "./no/such/model"], "no directory ./no/such/model"),
+        (["serve", "CORPUS", "--port", "BUSY"], "cannot be listened on: something else listens there: give another --port, or --port 0"),
+        (["serve", "CORPUS", "--host", "no.such.host.invalid", "--unsafe-allow-remote"], "no.such.host.invalid does not resolve"),
         (["info", "OUT"], "is no index"),
         (["verify", "OUT"], "is no index"),
         (["import", "--faiss", "CORPUS", "--corpus", "CORPUS", "--out", "OUT", "--encoder", "hashed"], "--encoder that made the vectors"),
     ],
 )
 def test_mistakes_are_told_and_end_with_2(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str):
-    told = [text.replace("CORPUS", str(corpus)).replace("OUT", str(tmp_path / "index")) for text in arguments]
-    assert main(told) == 2
-    assert complaint in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        names = {"CORPUS": str(corpus), "OUT": str(tmp_path / "index"), "BUSY": str(busy.getsockname()[1])}
+        assert main([re.sub("CORPUS|OUT|BUSY", lambda name: names[name[0]], text) for text in arguments]) == 2
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert "listening on" not in told
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "http"])
+def test_a_port_that_is_none_is_refused_by_the_parser(port: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["serve", "CORPUS", "--port", port])
+    assert "argument --port: expected" in capsys.readouterr().err
+
+
+def test_a_corpus_of_words_is_kept_below_the_users_cache(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        assert main(["serve", str(corpus), "--bm25", "--port", str(busy.getsockname()[1])]) == 2
+    assert f"the index is kept below {tmp_path}/agentrl/indexes (--cache DIR" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_told_in_a_line(capsys: pytest.CaptureFixture[str]):
+    class Stopped(list[str]):
+        def __iter__(self) -> Any:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(Stopped()) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "retriever: stopped\n"
+
+
+def test_more_threads_than_cores_are_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["verify", str(corpus), "--threads", "4096"]) == 2
+    assert "--threads 4096 are more than the" in capsys.readouterr().err
 
 
 def test_lines_tell_the_end_of_a_work_its_speed_and_now_and_then_how_far_it_is():
