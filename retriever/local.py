@@ -5,7 +5,8 @@
 
 What was asked lately is answered from a cache, in the event loop. Everything else goes through a batcher: one thread tokenises, encodes,
 searches and fetches documents, so that nothing is shared between threads and the event loop reads no file but for a document that is asked
-for by its id. An index, its batcher and its cache are one engine. To reload is to swap the engine: requests that the old one took in are answered by it, then its files are closed.
+for by its id. An index, its batcher and its cache are one engine. To reload is to swap the engine: requests that the old one took in are
+answered by it, then its files are closed.
 """
 
 from __future__ import annotations
