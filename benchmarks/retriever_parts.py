@@ -76,7 +76,7 @@ def main(about: str) -> None:
     record = Manifest.read(index).encoder
     assert record is not None
     encoders = {name: open_encoder(record, runtime, table=None) for name, runtime in RUNTIMES.items()}
-    print(f"{hardware()}; {versions()}; one thread; medians of {arguments.rounds} rounds of CPU time\n")
+    print(f"{hardware()}; medians of {arguments.rounds} rounds of CPU time\n{', '.join(map(' '.join, versions().items()))}\n")
     if arguments.only != "indexes":
         print_encoders(encoders, texts, arguments.rounds)
     if arguments.only != "encoders":
