@@ -51,7 +51,7 @@ class Serving:
     """How an index is served: nothing of it is stored in the directory.
 
     `model` is where the model that made the vectors lies, if that is elsewhere than the manifest says.
-    `devices` hold row blocks or a FAISS index; `parameters` are FAISS's (`efSearch=128`, `nprobe=64`); with `one_at_a_time` no query is
+    `devices` hold row blocks or a FAISS index; `parameters` are FAISS's (`efSearch=512`, `nprobe=64`); with `one_at_a_time` no query is
     computed together with another, so that its scores are, to the last bit, its own.
     """
 

@@ -102,11 +102,11 @@ class RetrieverRecipe(Section):
     runtime: Literal["auto", "onnx", "torch"] = "auto"
     """What the encoder runs in. `auto`: onnxruntime on a CPU, torch on a GPU."""
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
-    """The encoder's. int8 finds other passages for some questions, and says of how many when it starts."""
+    """The encoder's. int8 finds other passages for some questions; how far its vectors are from fp32 is said when it starts."""
     reranker: str | None = None
     """A cross-encoder on the hub or its directory, for searches that ask for it (envs.search: env.options.retriever_options.rerank)."""
     parameters: str | None = None
-    """Of an approximate index's search: `efSearch=128` for HNSW, `nprobe=64` for IVF."""
+    """Of an approximate index's search: `efSearch=512` for HNSW, `nprobe=64` for IVF."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> RetrieverRecipe:
