@@ -211,7 +211,7 @@ class Index:
             "documents": len(self),
             "modes": [str(mode) for mode in self.modes],
             "identity": self.identity,
-            "encoder": None if self.encoder is None else dict(self.encoder.record) | {"running": dict(self.encoder.info())},
+            "encoder": None if self.encoder is None else {**self.encoder.record, **self.encoder.info()},
             "dense": None if self.dense is None else dict(self.dense.info()),
             "bm25": None if self.bm25 is None else dict(self.manifest.bm25 or {}),
             "reranker": self.serving.reranker,
