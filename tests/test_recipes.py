@@ -33,8 +33,8 @@ SMOKE_S = 150.0  # a smoke run's deadline: a minute, and the machine's other wor
 REAL_DATA = Path(os.environ.get("AGENTRL_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-# Their smoke runs differ from another's in the estimator only: all of them would take the tests beyond their time.
-RUN_IN_SOAK = ("search_r1_nq_grpo",)
+# Their smoke runs show little that others do not (another estimator; whole runs of the quick start), and all would take more than the tests' time.
+RUN_IN_SOAK = ("search_r1_nq_grpo", "quickstart")
 each_smoke_run = pytest.mark.parametrize(
     "path", [pytest.param(path, marks=pytest.mark.soak if path.stem in RUN_IN_SOAK else ()) for path in RECIPES], ids=lambda path: path.stem
 )

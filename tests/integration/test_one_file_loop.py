@@ -24,7 +24,7 @@ def told(*command: str) -> list[str]:
 
 def test_the_loop_in_one_file_learns(tmp_path):
     share_cache(tmp_path)
-    lines = told("examples/one_file_loop.py", "--seconds", "30", f"run.dir={tmp_path}", *SHORT_WARM_START)
+    lines = told("examples/one_file_loop.py", "--seconds", "20", f"run.dir={tmp_path}", *SHORT_WARM_START)
     header = next(number for number, line in enumerate(lines) if line.split()[:1] == ["seconds"])
     rows = [line.split() for line in lines[header + 1 :]]
     first, last = float(rows[0][-1]), float(rows[-1][-1])

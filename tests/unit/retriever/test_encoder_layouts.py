@@ -119,8 +119,8 @@ def test_settings_come_back_from_their_record():
         ({"pooling": "max"}, "pooling is one of mean, cls, last, got 'max'"),
         ({"dim": "8"}, "wrong dim: '8'"),
         ({"max_query_tokens": True}, "wrong max_query_tokens: True"),
-        ({"dim": 0}, "a dim of at least 1"),
-        ({"max_query_tokens": 3}, "reads at least 4 tokens"),
+        ({"dim": 0}, "dim must be at least 1, got 0"),
+        ({"max_query_tokens": 3}, "max_query_tokens must be at least 4, got 3"),
         ({"color": 1}, "these differ: .'color'"),
     ],
 )

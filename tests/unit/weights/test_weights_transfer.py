@@ -153,6 +153,7 @@ def test_a_session_that_is_settled_is_told_checksums_that_no_buckets_have(failin
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_an_engine_goes_on_where_the_run_is_stopped_while_it_loads_and_stays_paused_where_it_cannot():
     async def stopped(hanging: str) -> list[str]:
         engine = Engine(hanging={hanging})
