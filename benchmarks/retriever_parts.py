@@ -1,6 +1,6 @@
 """Encoders and kinds of index, side by side: what each costs alone, and what it finds. One thread on one core, medians, everything in one run.
 
-    python benchmarks/retriever_parts.py [--passages 50000] [--rounds 5] [--only encoders|indexes]
+    python benchmarks/retriever_parts.py [--passages 50000] [--rounds 5] [--only encoders|indexes|scan]
 
 Passages, their vectors and the questions are those of benchmarks/retriever.py, which makes them if it has not (some 20 minutes of CPU, once).
 
@@ -8,6 +8,7 @@ Passages, their vectors and the questions are those of benchmarks/retriever.py, 
     indexes     ms for 1, 16 and 64 questions together, of 10 hits; found: the share of the 10 that an exact product in float64 finds, once for 512
                 questions about other things than the passages, once for 512 pieces of 12 words of passages (graphs and lists are laid through the
                 passages, and a question that lies far from all of them is harder)
+    scan        blocks of 200,000 random vectors of 768 numbers: ms for 1 and for 64 questions, and the latter's GFLOP/s, to reckon larger ones by
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ INDEXES: Sequence[tuple[str, str | None, bool]] = (
 BLOCKS: Sequence[VectorType] = ("float16", "bfloat16")
 BATCHES = (1, 16, 64)
 TOPK = 10
+SCANNED, SCANNED_DIM = 200_000, 768  # 0.3 GB in 16 bit: far beyond a core's caches, as larger ones are
 ASKED = 512  # questions, for what is found
 PIECE = slice(5, 17)  # words of a passage that stand for a question about it
 
 
 def main(about: str) -> None:
     """Measure both tables and print them."""
-    arguments = arguments_of(about, only={"choices": ("encoders", "indexes")})
+    arguments = arguments_of(about, only={"choices": ("encoders", "indexes", "scan")})
     index, _ = prepared(arguments)
     texts = questions(arguments)[0]
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -77,9 +79,11 @@ def main(about: str) -> None:
     assert record is not None
     encoders = {name: open_encoder(record, runtime, table=None) for name, runtime in RUNTIMES.items()}
     print(f"{hardware()}; medians of {arguments.rounds} rounds of CPU time\n{', '.join(map(' '.join, versions().items()))}\n")
-    if arguments.only != "indexes":
+    if arguments.only in (None, "scan"):
+        print_scan(arguments.rounds)
+    if arguments.only in (None, "encoders"):
         print_encoders(encoders, texts, arguments.rounds)
-    if arguments.only != "encoders":
+    if arguments.only in (None, "indexes"):
         stored = faiss.read_index(str(index / "vectors.faiss"))
         vectors = stored.reconstruct_n(0, stored.ntotal)
         asked = {"questions": texts[:ASKED], "pieces": pieces(index)}
@@ -115,6 +119,20 @@ def print_indexes(vectors: Vectors, asked: Mapping[str, Vectors], rounds: int) -
             times = "".join(f" {1e3 * seconds['', batch]:.2f} |" for batch in BATCHES)
             found = "".join(f" {_found(searcher.search(some, TOPK)[1], exact[name]):.3f} |" for name, some in asked.items())
             print(f"| {name} | {nbytes / 1e6:.0f} | {built_s:.1f} |{times}{found}", flush=True)
+
+
+def print_scan(rounds: int) -> None:
+    """What one core does of an exact search too large for its caches."""
+    numbers = np.random.default_rng(0)
+    vectors, asked = (numbers.standard_normal((rows, SCANNED_DIM), np.float32) / SCANNED_DIM**0.5 for rows in (SCANNED, ASKED))
+    print(f"{SCANNED} vectors of {SCANNED_DIM}, top {TOPK}\n\n| blocks | 1: ms | 64: ms | 64: GFLOP/s |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="retriever-parts-") as folder:
+        for dtype in BLOCKS:
+            searcher = BlockSearcher.open(_shards(Path(folder), vectors, dtype), dtype=dtype)
+            seconds = _seconds({("", batch): partial(_search, searcher, asked, batch) for batch in (1, 64)}, rounds)
+            one, many = seconds["", 1], seconds["", 64]
+            print(f"| {dtype} | {1e3 * one:.1f} | {1e3 * many:.0f} | {2 * 64 * SCANNED * SCANNED_DIM / many / 1e9:.0f} |", flush=True)
+    print()
 
 
 def pieces(index: Path) -> list[str]:
